@@ -1,0 +1,18 @@
+// Numbers in the small files in which the kernel tells about itself.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace kvmem {
+
+// The only word of the file. Nothing where the file or the number is not there or does not fit.
+[[nodiscard]] std::optional<std::uint64_t> number_in_file(const std::filesystem::path& path);
+
+// The number behind `key` in a file of lines "key number" or "key: number kB".
+[[nodiscard]] std::optional<std::uint64_t> number_of_key(const std::filesystem::path& path,
+                                                         const std::string& key);
+
+}  // namespace kvmem

@@ -1,0 +1,37 @@
+// The CPU as a device: device memory is ordinary memory, each stream is a FIFO that copy workers
+// execute, events are real, bytes move at memory speed. A thread that sleeps here with `help`
+// copies instead.
+//
+// Workers share the pieces of one batch and sleep while nothing may run. Whoever moves the last
+// piece of a copy passes the events behind it and moves progress(); no other thread is needed.
+//
+// The owner must be quiet when the device is dropped: work still pending then is dropped, after the
+// piece that each worker is in. A device dropped while the process exits, or in a forked child, is
+// leaked whole. In a forked child every call throws Forked, but query() answers `lost` and the
+// other noexcept calls do nothing.
+#pragma once
+
+#include <memory>
+
+#include "device/device.hpp"
+
+namespace kvmem {
+
+struct HostDeviceOptions {
+  unsigned workers = 0;     // 0: one per core, at most 4
+  bool no_workers = false;  // only sleepers with `help` copy: a test chooses when bytes move
+};
+
+class HostDevice : public Device {
+ public:
+  // For CPU engines whose compute is no stream of ours: an event that is pending until signal().
+  // It cannot be recorded again before, and what waits for it waits for ever if it is destroyed
+  // before. Both throw InvalidArgument for an event in the wrong state.
+  virtual void record_unsignalled(EventHandle event) = 0;
+  virtual void signal(EventHandle event) = 0;
+};
+
+// Throws Error when a worker cannot be started.
+[[nodiscard]] std::shared_ptr<HostDevice> make_host_device(const HostDeviceOptions& options = {});
+
+}  // namespace kvmem

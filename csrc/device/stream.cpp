@@ -1,0 +1,71 @@
+#include "device/stream.hpp"
+
+namespace kvmem {
+
+Event& Event::operator=(Event&& other) noexcept {
+  if (this == &other) return *this;
+  if (pool_) pool_->give_back(handle_, done_ || !recorded_);
+  pool_ = std::move(other.pool_);
+  handle_ = other.handle_;
+  recorded_ = other.recorded_.load();
+  done_ = other.done_.load();
+  return *this;
+}
+
+Event::~Event() {
+  if (pool_) pool_->give_back(handle_, done_ || !recorded_);
+}
+
+void Event::record(StreamHandle stream) {
+  done_ = false;  // before, so that no query in between answers for the record to come
+  pool_->device().record(handle_, stream);
+  recorded_ = true;
+}
+
+EventState Event::query() noexcept {
+  if (done_) return EventState::done;
+  const EventState state = pool_->device().query(handle_);
+  done_ = state == EventState::done;
+  return state;
+}
+
+Nanoseconds Event::reached_at() const { return pool_->device().event_time(handle_); }
+
+EventPool::~EventPool() {
+  if (mark_.must_leak()) return;
+  for (const EventHandle event : free_) device_->destroy_event(event);
+}
+
+Event EventPool::acquire() {
+  mark_.expect_same_process("the device");  // the lock may be held for ever
+  mark_.expect_same_process("the device");
+  Event event;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      event.handle_ = free_.back();
+      free_.pop_back();
+    }
+  }
+  if (event.handle_ == 0) {
+    event.handle_ = device_->create_event(timing_);
+    const std::lock_guard lock(mutex_);
+    if (++alive_ > free_.capacity()) free_.reserve(2 * alive_);
+  }
+  event.pool_ = shared_from_this();
+  return event;
+}
+
+void EventPool::give_back(EventHandle event, bool reusable) noexcept {
+  if (mark_.must_leak()) return;
+  if (reusable) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(event);
+  } else {
+    device_->destroy_event(event);
+    const std::lock_guard lock(mutex_);
+    --alive_;
+  }
+}
+
+}  // namespace kvmem

@@ -1,0 +1,257 @@
+// A device with a cache in its memory, a pool and a manager: what the tests of transfers stand on.
+//
+// A device block holds a pattern that is a function of a key, so that any byte of a wrong block
+// shows. The three regions have different payloads, strides and stages; their padding holds a mark
+// that nobody may touch.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "offload/manager.hpp"
+#include "support/scripted_device.hpp"
+#include "support/stall.hpp"
+
+namespace kvmem::test {
+
+struct WorldOptions {
+  std::size_t device_blocks = 32;
+  std::size_t slots = 32;
+  ManagerConfig config;
+  Pin pin = Pin::automatic;
+};
+
+// The bytes of one device cache.
+class CacheMemory {
+ public:
+  explicit CacheMemory(std::size_t blocks, std::size_t shift = 0)
+      : blocks_(blocks), bytes_(start(3, blocks) + 64 + shift, mark), shift_(shift) {}
+
+  [[nodiscard]] KVLayout layout(const std::string& memory = "host") const {
+    std::vector<Region> regions;
+    for (std::size_t r = 0; r < 3; ++r) {
+      Region region;
+      region.address = reinterpret_cast<std::uintptr_t>(bytes_.data()) + shift_ + start(r, blocks_);
+      region.stride_bytes = strides[r];
+      region.payload_bytes = payloads[r];
+      region.block_count = blocks_;
+      region.memory = memory;
+      region.stage = stages[r];
+      regions.push_back(region);
+    }
+    return KVLayout(std::move(regions));
+  }
+
+  [[nodiscard]] static std::size_t block_bytes() { return payloads[0] + payloads[1] + payloads[2]; }
+  [[nodiscard]] static std::byte pattern(std::uint64_t key, std::size_t offset) {
+    std::uint64_t mixed = (key + 1) * 0x9E3779B97F4A7C15ULL + offset * 0xBF58476D1CE4E5B9ULL;
+    mixed ^= mixed >> 29;
+    return static_cast<std::byte>(mixed * 0x94D049BB133111EBULL >> 56);
+  }
+
+  void fill(BlockId block, std::uint64_t key) {
+    each_byte(block, [&](std::byte& byte, std::size_t offset) { byte = pattern(key, offset); });
+  }
+  [[nodiscard]] bool holds(BlockId block, std::uint64_t key) const {
+    bool equal = true;
+    each_byte(block, [&](const std::byte& byte, std::size_t offset) {
+      equal &= byte == pattern(key, offset);
+    });
+    return equal;
+  }
+  [[nodiscard]] static bool holds(const HostBlocks& blocks, std::size_t i, std::uint64_t key) {
+    for (std::size_t offset = 0; offset < block_bytes(); ++offset) {
+      if (blocks.data(i)[offset] != pattern(key, offset)) return false;
+    }
+    return true;
+  }
+  [[nodiscard]] bool padding_is_untouched() const {
+    std::vector<bool> payload(bytes_.size());
+    for (BlockId block = 0; block < static_cast<BlockId>(blocks_); ++block) {
+      each_byte(block, [&](const std::byte& byte, std::size_t) {
+        payload[static_cast<std::size_t>(&byte - bytes_.data())] = true;
+      });
+    }
+    for (std::size_t i = 0; i < bytes_.size(); ++i) {
+      if (!payload[i] && bytes_[i] != mark) return false;
+    }
+    return true;
+  }
+
+  // Address and length of a block's part in a region, for a kernel of the engine's.
+  [[nodiscard]] std::byte* segment(BlockId block, std::size_t region) {
+    return bytes_.data() + shift_ + start(region, blocks_) +
+           static_cast<std::size_t>(block) * strides[region];
+  }
+  static constexpr std::size_t payloads[3] = {1500, 700, 2048};
+  static constexpr std::int64_t stages[3] = {4, 9, 4};
+
+ private:
+  static constexpr std::size_t strides[3] = {1600, 700, 3000};
+  static constexpr std::byte mark{0xA5};
+
+  static std::size_t start(std::size_t region, std::size_t blocks) {
+    std::size_t bytes = 0;
+    for (std::size_t r = 0; r < region; ++r) bytes += strides[r] * blocks + 40;
+    return bytes;
+  }
+  template <class Visit>
+  void each_byte(BlockId block, Visit&& visit) const {
+    std::size_t offset = 0;
+    for (std::size_t r = 0; r < 3; ++r) {
+      const auto first = shift_ + start(r, blocks_) + static_cast<std::size_t>(block) * strides[r];
+      for (std::size_t k = 0; k < payloads[r]; ++k) {
+        visit(const_cast<std::byte&>(bytes_[first + k]), offset++);
+      }
+    }
+  }
+
+  std::size_t blocks_;
+  std::vector<std::byte> bytes_;
+  std::size_t shift_;
+};
+
+class World {
+ public:
+  explicit World(std::shared_ptr<HostDevice> device, const WorldOptions& options = {})
+      : device_(std::move(device)),
+        cache_(options.device_blocks),
+        runtime_(Runtime::make(device_)),
+        pool_(make_pool(options)),
+        manager_(Manager::make(runtime_, cache_.layout(), pool_, options.config)) {
+    for (BlockId block = 0; block < static_cast<BlockId>(options.device_blocks); ++block) {
+      cache_.fill(block, static_cast<std::uint64_t>(block));
+    }
+  }
+
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  // Lets everything end: what is never observed to end is leaked, and rightly so.
+  ~World() {
+    if (!manager_) return;
+    auto* const scripted = dynamic_cast<ScriptedDevice*>(device_.get());
+    if (scripted != nullptr) scripted->heal();
+    bool quiet = false;
+    for (int tries = 0; tries < 1000 && !quiet; ++tries) {
+      if (scripted != nullptr) scripted->run_all();
+      quiet = manager_->drain(0.01, {});
+    }
+    EXPECT_TRUE(quiet) << "a test left something that never ends";
+  }
+
+  [[nodiscard]] HostDevice& device() { return *device_; }
+  [[nodiscard]] const std::shared_ptr<HostDevice>& device_ptr() { return device_; }
+  [[nodiscard]] CacheMemory& cache() { return cache_; }
+  [[nodiscard]] Runtime& runtime() { return *runtime_; }
+  [[nodiscard]] BlockPool& pool() { return *pool_; }
+  [[nodiscard]] Manager& manager() { return *manager_; }
+  [[nodiscard]] std::shared_ptr<Manager>& manager_ptr() { return manager_; }
+  [[nodiscard]] std::shared_ptr<BlockPool>& pool_ptr() { return pool_; }
+  [[nodiscard]] SlotCounts slots() const { return pool_->stats().slots; }
+  [[nodiscard]] const DirectionStats stats(Direction direction) const {
+    return manager_->stats().directions[static_cast<std::size_t>(direction)];
+  }
+
+  // What an engine asks for. `after` empty: the caller asserts that nothing is pending.
+  struct Ask {
+    std::vector<BlockId> blocks;
+    After after = {};
+    std::optional<Priority> priority = std::nullopt;
+    std::optional<Tag> tag = std::nullopt;
+  };
+
+  // Null at a bound.
+  std::shared_ptr<Transfer> try_offload(const Ask& ask) {
+    Admission admission =
+        manager_->admit(TransferKind::offload, request(ask, Priority::background), true);
+    if (!admission.try_take()) return nullptr;
+    return manager_->offload(request(ask, Priority::background), std::move(admission));
+  }
+  std::shared_ptr<Transfer> offload(const Ask& ask) {
+    auto transfer = try_offload(ask);
+    if (!transfer) throw std::logic_error("the test's offload found a bound");
+    return transfer;
+  }
+  std::shared_ptr<Transfer> try_restore(const Ask& ask, const HostCopy& copy) {
+    Admission admission =
+        manager_->admit(TransferKind::restore, request(ask, Priority::demand), false);
+    if (!admission.try_take()) return nullptr;
+    return manager_->restore(request(ask, Priority::demand), copy, std::move(admission));
+  }
+  std::shared_ptr<Transfer> restore(const Ask& ask, const HostCopy& copy) {
+    auto transfer = try_restore(ask, copy);
+    if (!transfer) throw std::logic_error("the test's restore found a bound");
+    return transfer;
+  }
+  std::shared_ptr<Transfer> offload_into(const Ask& ask, HostBlocks target) {
+    Admission admission =
+        manager_->admit(TransferKind::offload, request(ask, Priority::background), false);
+    if (!admission.try_take()) throw std::logic_error("the test's offload found a bound");
+    return manager_->offload_into(request(ask, Priority::background), std::move(target),
+                                  std::move(admission));
+  }
+  // Blocks in host memory that hold `key`, from device block `block`, which holds it then too.
+  std::shared_ptr<HostCopy> stored(BlockId block, std::uint64_t key) {
+    cache_.fill(block, key);
+    const auto transfer = offload({.blocks = {block}});
+    transfer->wait(10);
+    return transfer->result();
+  }
+
+  After after_stream(StreamHandle stream) {
+    After after;
+    manager_->add_stream(after, stream);
+    return after;
+  }
+  After after_event(EventHandle event) {
+    After after;
+    manager_->add_event(after, event);
+    return after;
+  }
+  After after_transfer(const Transfer& transfer) {
+    After after;
+    manager_->add_transfer(after, transfer);
+    return after;
+  }
+
+ private:
+  std::shared_ptr<BlockPool> make_pool(const WorldOptions& options) {
+    PoolOptions pool;
+    pool.block_bytes = CacheMemory::block_bytes();
+    pool.capacity_bytes = options.slots * round_up(pool.block_bytes, slot_alignment_bytes);
+    pool.pin = options.pin;
+    return std::make_shared<BlockPool>(device_, pool);
+  }
+  static TransferRequest request(const Ask& ask, Priority usual) {
+    TransferRequest made;
+    made.blocks = ask.blocks;
+    made.after = ask.after;
+    made.priority = ask.priority.value_or(usual);
+    made.tag = ask.tag;
+    return made;
+  }
+
+  std::shared_ptr<HostDevice> device_;
+  CacheMemory cache_;
+  std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<BlockPool> pool_;
+  std::shared_ptr<Manager> manager_;
+};
+
+inline std::shared_ptr<HostDevice> still_device() { return make_host_device({.no_workers = true}); }
+
+[[nodiscard]] inline ManagerConfig without_reaper() {
+  ManagerConfig config;
+  config.reaper = false;
+  return config;
+}
+
+}  // namespace kvmem::test
