@@ -1,0 +1,133 @@
+// Step 1 ALLOCATE. A bounded arena of host memory cut into slots, and the handles that hold them.
+//
+// A block goes home when its last holder lets go, and a copy in flight is a holder. HostBlocks is
+// one holder of a few slots; a second one is spelled share(), the hold of a copy is
+// hold_for_copy(). The pool's memory lives until the pool object and every holder are gone. If a
+// copy has not been observed to end by then, or a slot is poisoned, the region is leaked: never
+// unmapped under a copy.
+//
+// Threads: every call, any thread; one short leaf lock. Full is not an error: try_acquire answers
+// with nullopt.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/progress.hpp"
+#include "base/tickets.hpp"
+#include "host/block_table.hpp"
+#include "host/pinned_region.hpp"
+
+namespace kvmem {
+
+namespace detail {
+class PoolCore;
+}
+
+class HostBlocks {  // move-only
+ public:
+  HostBlocks() = default;
+  HostBlocks(HostBlocks&& other) noexcept;
+  HostBlocks& operator=(HostBlocks&& other) noexcept;
+  ~HostBlocks() { release(); }
+
+  [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+  [[nodiscard]] bool empty() const noexcept { return slots_.empty(); }
+  [[nodiscard]] std::span<const SlotIndex> slots() const noexcept { return slots_; }
+  [[nodiscard]] std::byte* data(std::size_t i) const noexcept;
+  [[nodiscard]] std::size_t block_bytes() const noexcept;
+  [[nodiscard]] bool of(const detail::PoolCore* core) const noexcept { return core_ == core; }
+
+  [[nodiscard]] HostBlocks share(std::size_t first, std::size_t count) const;
+  [[nodiscard]] HostBlocks share() const { return share(0, size()); }
+  [[nodiscard]] HostBlocks hold_for_copy() const;
+
+  void release() noexcept;  // twice is fine here: the second finds nothing
+  void poison() noexcept;   // of a copy's hold: the device was lost, the slots are never used again
+
+ private:
+  friend class detail::PoolCore;
+  friend class BlockPool;
+  HostBlocks(detail::PoolCore* core, std::vector<SlotIndex> slots, Holder holder) noexcept
+      : core_(core), slots_(std::move(slots)), holder_(holder) {}
+
+  detail::PoolCore* core_ = nullptr;  // counted by the core itself, under its lock
+  std::vector<SlotIndex> slots_;
+  Holder holder_ = Holder::owner;
+};
+
+struct PoolOptions {
+  std::size_t block_bytes = 0;
+  std::size_t capacity_bytes = 0;
+  Pin pin = Pin::automatic;
+  RegionOptions region;
+};
+
+struct PoolStats {
+  SlotCounts slots;
+  std::uint32_t peak_held = 0, peak_quarantined = 0;
+  std::size_t waiters = 0;
+  std::uint64_t acquired = 0;  // slots handed out
+  std::uint64_t refused = 0;   // try_acquire calls that found too few
+  std::size_t block_bytes = 0, slot_bytes = 0, padding_bytes = 0;  // padding: of all slots
+  RegionFacts region;
+};
+
+// Waiting for slots is holding one of these. Dropping it gives up the place in the queue, or what
+// was granted.
+class PoolTicket {  // move-only
+ public:
+  PoolTicket(PoolTicket&& other) noexcept;
+  PoolTicket& operator=(PoolTicket&&) = delete;
+  ~PoolTicket();
+  // Throws Closed when the pool was closed meanwhile, CapacityError when so many blocks were
+  // poisoned that the ticket can never be served, AlreadyReleased once it was taken.
+  [[nodiscard]] bool granted() const;
+  [[nodiscard]] HostBlocks take();  // once, after granted(); else throws what it throws, or NotDone
+
+ private:
+  friend class BlockPool;
+  PoolTicket(detail::PoolCore* core, std::shared_ptr<Ticket> ticket) noexcept;
+  detail::PoolCore* core_;
+  std::shared_ptr<Ticket> ticket_;
+};
+
+class BlockPool {
+ public:
+  // Throws InvalidArgument (a zero size, block_bytes over 2^63, 2^32 slots or more), CapacityError
+  // (less than one slot) and what PinnedRegion::map and pin throw.
+  BlockPool(std::shared_ptr<Device> device, const PoolOptions& options);
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // Throws InvalidArgument for 0, Closed.
+  [[nodiscard]] std::optional<HostBlocks> try_acquire(std::size_t count);
+  // Joins the FIFO. Throws CapacityError at once when `count` exceeds the capacity less what is
+  // poisoned.
+  [[nodiscard]] PoolTicket enqueue(std::size_t count, Waker waker = {});
+  // A further owner of slots that somebody already holds, by index (throws InvalidArgument for one
+  // that nobody does).
+  [[nodiscard]] HostBlocks share_indices(std::span<const SlotIndex> slots);
+
+  [[nodiscard]] PoolStats stats() const;
+  [[nodiscard]] Shortage shortage(std::size_t wanted) const;  // the numbers for an error message
+  void close() noexcept;  // no more acquires; waiters are told; holders stay good
+  void check() const;     // BlockTable::check()
+
+  [[nodiscard]] std::byte* data() const noexcept;
+  [[nodiscard]] std::size_t block_bytes() const noexcept;
+  [[nodiscard]] std::size_t slot_bytes() const noexcept;
+  [[nodiscard]] std::uint32_t capacity() const noexcept;
+  [[nodiscard]] bool pinned() const noexcept;
+  [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept;
+  [[nodiscard]] detail::PoolCore* core() const noexcept { return core_; }
+
+ private:
+  detail::PoolCore* core_;
+};
+
+}  // namespace kvmem

@@ -1,0 +1,131 @@
+#include "host/block_table.hpp"
+
+#include <numeric>
+
+#include "base/check.hpp"
+
+namespace kvmem {
+
+BlockTable::BlockTable(std::uint32_t capacity) : slots_(capacity), free_(capacity) {
+  counts_.capacity = capacity;
+  counts_.free = capacity;
+  std::iota(free_.rbegin(), free_.rend(), SlotIndex{0});
+}
+
+void BlockTable::acquire(std::span<SlotIndex> out) {
+  KVMEM_EXPECTS(out.size() <= counts_.free, "acquire of ", out.size(), " slots with ", counts_.free,
+                " free");
+  const auto taken = static_cast<std::uint32_t>(out.size());
+  std::size_t top = counts_.free;
+  for (SlotIndex& index : out) {
+    index = free_[--top];
+    slots_[index].owners = 1;
+  }
+  counts_.free -= taken;
+  counts_.held += taken;
+  expect_conserved();
+}
+
+void BlockTable::add(std::span<const SlotIndex> slots, Holder holder) {
+  for (const SlotIndex index : slots) {
+    expect_in_range(index);
+    KVMEM_EXPECTS(slots_[index].owners > 0 || slots_[index].copies > 0, "nobody holds slot ",
+                  index);
+  }
+  for (const SlotIndex index : slots) {
+    Slot& slot = slots_[index];
+    --count_of(slot);
+    ++holders_of(slot, holder);
+    KVMEM_INVARIANT(holders_of(slot, holder) > 0);
+    ++count_of(slot);
+  }
+  expect_conserved();
+}
+
+std::uint32_t BlockTable::remove(std::span<const SlotIndex> slots, Holder holder) noexcept {
+  const std::uint32_t free_before = counts_.free;
+  // Last first, so that the next acquire hands a run of neighbours out in the order that it had.
+  for (std::size_t i = slots.size(); i-- > 0;) {
+    const SlotIndex index = slots[i];
+    KVMEM_INVARIANT(index < slots_.size());
+    Slot& slot = slots_[index];
+    std::uint32_t& holders = holders_of(slot, holder);
+    KVMEM_INVARIANT(holders > 0);
+    // A fault of ours. Where nothing checks, losing a slot is better than handing it out twice.
+    if (holders == 0) continue;
+    std::uint32_t& was_in = count_of(slot);
+    --holders;
+    std::uint32_t& now_in = count_of(slot);
+    if (&now_in == &counts_.free) free_[counts_.free] = index;
+    --was_in;
+    ++now_in;
+  }
+  expect_conserved();
+  return counts_.free - free_before;
+}
+
+void BlockTable::poison(std::span<const SlotIndex> slots) noexcept {
+  for (const SlotIndex index : slots) {
+    KVMEM_INVARIANT(index < slots_.size());
+    Slot& slot = slots_[index];
+    KVMEM_INVARIANT(slot.copies > 0);
+    if (slot.copies == 0) continue;  // as in remove()
+    --count_of(slot);
+    --slot.copies;
+    slot.poisoned = true;
+    ++count_of(slot);
+  }
+  expect_conserved();
+}
+
+void BlockTable::expect_held(std::span<const SlotIndex> slots) const {
+  for (const SlotIndex index : slots) {
+    expect_in_range(index);
+    KVMEM_EXPECTS(slots_[index].owners > 0, "slot ", index, " has no owner");
+  }
+}
+
+void BlockTable::check() const {
+#if KVMEM_CHECKED  // elsewhere it would cost time and memory and say nothing
+  SlotCounts seen;
+  seen.capacity = static_cast<std::uint32_t>(slots_.size());
+  for (const Slot& slot : slots_) {
+    if (slot.poisoned)
+      ++seen.poisoned;
+    else if (slot.owners > 0)
+      ++seen.held;
+    else if (slot.copies > 0)
+      ++seen.quarantined;
+    else
+      ++seen.free;
+  }
+  KVMEM_INVARIANT(seen == counts_);
+  std::vector<bool> listed(slots_.size());
+  for (std::uint32_t i = 0; i < counts_.free; ++i) {
+    const SlotIndex index = free_[i];
+    KVMEM_INVARIANT(index < slots_.size() && !listed[index]);
+    listed[index] = true;
+    const Slot& slot = slots_[index];
+    KVMEM_INVARIANT(!slot.poisoned && slot.owners == 0 && slot.copies == 0);
+  }
+#endif
+}
+
+std::uint32_t& BlockTable::count_of(const Slot& slot) noexcept {
+  if (slot.poisoned) return counts_.poisoned;
+  if (slot.owners > 0) return counts_.held;
+  return slot.copies > 0 ? counts_.quarantined : counts_.free;
+}
+
+void BlockTable::expect_in_range(SlotIndex index) const {
+  KVMEM_EXPECTS(index < slots_.size(), "slot ", index, " is out of range: there are ",
+                slots_.size());
+}
+
+void BlockTable::expect_conserved() const noexcept {
+  KVMEM_INVARIANT(std::uint64_t{counts_.free} + counts_.held + counts_.quarantined +
+                      counts_.poisoned ==
+                  counts_.capacity);
+}
+
+}  // namespace kvmem

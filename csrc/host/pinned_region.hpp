@@ -1,0 +1,98 @@
+// One range of host memory that copies go to and from; it owns its mapping and whatever pinned it.
+//
+// An in-process region is private anonymous memory with transparent huge pages and MADV_WIPEONFORK:
+// no copy-on-write under a running copy, and a forked child reads zeros instead of crashing. A
+// shared region is a memfd, its space reserved before use so that no touch can end in SIGBUS. The
+// whole range is mapped, checked against the budget, bound to its NUMA node and touched (in
+// parallel, with progress) before map() returns. Reserved huge pages are in no budget: they are
+// taken from the machine already. They cannot be wiped on fork either; a child has no mapping
+// there.
+//
+// Threads: map() and leaked_region_bytes() from any; a region is for one thread at a time, its
+// bytes and facts are for all. Throws CapacityError that names the limit and the numbers; a failure
+// leaves nothing behind.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/process.hpp"
+#include "device/device.hpp"
+
+namespace kvmem {
+
+enum class HugePages : std::uint8_t {
+  never,    // of the reserved kind; transparent huge pages are asked for all the same
+  attempt,  // reserved huge pages, else ordinary ones, visible in facts().page_bytes
+  required,
+};
+
+enum class Pin : std::uint8_t {
+  automatic,  // pin where the device needs it
+  required,   // pin in any case: mlock on a host device
+  never,      // copies are staged where the device needs pinned memory
+};
+
+struct RegionOptions {
+  HugePages hugepages = HugePages::never;
+  std::optional<int> numa_node = std::nullopt;
+  bool shared = false;         // memfd instead of private memory
+  unsigned touch_threads = 0;  // 0: one per core, at most 8
+  // Called from the mapping thread, at least every 64 MiB; returning false cancels (throws
+  // Cancelled).
+  std::function<bool(std::size_t done_bytes, std::size_t total_bytes)> progress = nullptr;
+};
+
+struct RegionFacts {
+  std::size_t bytes = 0;                // mapped: whole pages of page_bytes
+  std::size_t page_bytes = 4096;        // of the mapping; transparent huge pages do not show here
+  bool transparent_huge_pages = false;  // asked for and accepted
+  std::optional<int> numa_node;
+  bool pinned = false;
+  int memfd = -1;
+  double touch_seconds = 0;
+};
+
+class PinnedRegion {
+ public:
+  [[nodiscard]] static PinnedRegion map(std::size_t bytes, const RegionOptions& options);
+  PinnedRegion(PinnedRegion&& other) noexcept;
+  PinnedRegion& operator=(PinnedRegion&&) = delete;
+  ~PinnedRegion();  // unpins and unmaps; leaks in a forked child and at process exit
+
+  // In chunks of about 1 GiB that no slot straddles; a chunk that fails undoes those before it.
+  // Throws CapacityError; at most once.
+  void pin(std::shared_ptr<Device> device, std::size_t slot_bytes = slot_alignment_bytes);
+  void leak() noexcept;  // never unpin or unmap: a copy may still touch it
+
+  // The largest multiple of slot_bytes (and of a page) up to 1 GiB, else one slot. Throws
+  // InvalidArgument over 64 GiB.
+  [[nodiscard]] static std::size_t bytes_a_pin(std::size_t slot_bytes);
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] const RegionFacts& facts() const noexcept { return facts_; }
+
+ private:
+  PinnedRegion() = default;
+  [[nodiscard]] static PinnedRegion map_pages(std::size_t bytes, const RegionOptions& options,
+                                              std::size_t page_bytes, bool reserved_pages);
+  void reserve_addresses(std::size_t length, bool reserved_pages);
+  void advise(bool shared, bool reserved_pages);
+  void unpin_chunks(Device& device, std::size_t pinned_bytes) noexcept;
+
+  std::byte* data_ = nullptr;
+  RegionFacts facts_;
+  std::shared_ptr<Device> pinned_by_;
+  std::size_t pin_chunk_bytes_ = 0;
+  bool leaked_ = false;
+  ProcessMark mark_;
+};
+
+// Of this process, all regions together.
+[[nodiscard]] std::uint64_t leaked_region_bytes() noexcept;
+
+}  // namespace kvmem

@@ -1,0 +1,198 @@
+#include "host/pool_core.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+
+namespace kvmem::detail {
+
+PoolCore::PoolCore(std::shared_ptr<Device> device, const PoolOptions& options,
+                   std::size_t slot_bytes, std::uint32_t capacity)
+    : device_(std::move(device)),
+      block_bytes_(options.block_bytes),
+      slot_bytes_(slot_bytes),
+      capacity_(capacity),
+      region_(PinnedRegion::map(slot_bytes * capacity, options.region)),
+      table_(capacity),
+      tickets_(capacity) {
+  const bool pins = options.pin == Pin::required ||
+                    (options.pin == Pin::automatic && device_->info().needs_pinned_host);
+  if (pins) region_.pin(device_, slot_bytes_);
+}
+
+// Nobody holds anything any more, so what is not free is what a copy may still touch.
+PoolCore::~PoolCore() {
+  table_.check();
+  if (table_.counts().free != capacity_) region_.leak();
+}
+
+template <class Change>
+void PoolCore::apply(Change&& change) noexcept {
+  const bool watched = tickets_.waiting() > 0;
+  change();
+  note_peaks();
+  if (watched) device_->progress().bump();
+}
+
+template <class Change>
+void PoolCore::leave(Change&& change) noexcept {
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    apply(change);
+    last = --handles_ == 0;
+  }
+  if (last) delete this;
+}
+
+void PoolCore::note_peaks() noexcept {
+  peak_held_ = std::max(peak_held_, table_.counts().held);
+  peak_quarantined_ = std::max(peak_quarantined_, table_.counts().quarantined);
+}
+
+std::optional<HostBlocks> PoolCore::try_acquire(std::size_t count) {
+  expect_same_process();
+  KVMEM_EXPECTS(count > 0, "an acquire of zero blocks");
+  // Room is made before the lock is taken, but not touched: a refusal costs little.
+  std::vector<SlotIndex> slots;
+  if (count <= capacity_) slots.reserve(count);
+  const std::lock_guard lock(mutex_);
+  expect_open();
+  if (!tickets_.try_take(count)) {
+    ++refused_;
+    return std::nullopt;
+  }
+  slots.resize(count);
+  table_.acquire(slots);
+  note_peaks();
+  acquired_ += count;
+  ++handles_;
+  return HostBlocks(this, std::move(slots), Holder::owner);
+}
+
+std::shared_ptr<Ticket> PoolCore::enqueue(std::size_t count, Waker waker) {
+  expect_same_process();
+  KVMEM_EXPECTS(count > 0, "an acquire of zero blocks");
+  const std::lock_guard lock(mutex_);
+  expect_open();
+  if (count > tickets_.bound()) {
+    throw CapacityError("more blocks than the pool can ever give", shortage_locked(count));
+  }
+  auto ticket = tickets_.enqueue(count, std::move(waker));
+  ++handles_;
+  return ticket;
+}
+
+bool PoolCore::granted(const Ticket& ticket) {
+  expect_same_process();
+  const std::lock_guard lock(mutex_);
+  if (ticket.state == Ticket::State::closed) {
+    expect_open();
+    throw CapacityError("so many blocks were poisoned that the pool can never give as many",
+                        shortage_locked(ticket.wanted));
+  }
+  return ticket.state == Ticket::State::granted;
+}
+
+HostBlocks PoolCore::take(const Ticket& ticket) {
+  if (!granted(ticket)) throw NotDone("the ticket was not granted yet");
+  std::vector<SlotIndex> slots(ticket.wanted);
+  const std::lock_guard lock(mutex_);
+  table_.acquire(slots);
+  note_peaks();
+  acquired_ += slots.size();
+  // The ticket's place in handles_ is now this one's.
+  return HostBlocks(this, std::move(slots), Holder::owner);
+}
+
+void PoolCore::drop(const std::shared_ptr<Ticket>& ticket) noexcept {
+  if (mark_.must_leak()) return;
+  leave([&] { tickets_.abandon(ticket); });
+}
+
+HostBlocks PoolCore::add(std::span<const SlotIndex> slots, Holder holder, bool expect_owner) {
+  expect_same_process();
+  if (slots.empty()) return {};
+  std::vector<SlotIndex> copy(slots.begin(), slots.end());
+  const std::lock_guard lock(mutex_);
+  if (expect_owner) table_.expect_held(copy);
+  table_.add(copy, holder);
+  note_peaks();
+  ++handles_;
+  return HostBlocks(this, std::move(copy), holder);
+}
+
+void PoolCore::remove(std::span<const SlotIndex> slots, Holder holder) noexcept {
+  if (mark_.must_leak()) return;
+  leave([&] { tickets_.give_back(table_.remove(slots, holder)); });
+}
+
+void PoolCore::poison(std::span<const SlotIndex> slots) noexcept {
+  if (mark_.must_leak()) return;
+  leave([&] {
+    const std::uint32_t before = table_.counts().poisoned;
+    table_.poison(slots);
+    tickets_.lose(table_.counts().poisoned - before);
+  });
+}
+
+void PoolCore::close() noexcept {
+  if (mark_.must_leak()) return;
+  const std::lock_guard lock(mutex_);
+  apply([&] {
+    closed_ = true;
+    tickets_.close();
+  });
+}
+
+void PoolCore::drop_pool() noexcept {
+  if (mark_.must_leak()) return;
+  close();
+  leave([] {});
+}
+
+PoolStats PoolCore::stats() {
+  expect_same_process();
+  PoolStats stats;
+  stats.block_bytes = block_bytes_;
+  stats.slot_bytes = slot_bytes_;
+  stats.padding_bytes = (slot_bytes_ - block_bytes_) * capacity_;
+  stats.region = region_.facts();
+  const std::lock_guard lock(mutex_);
+  stats.slots = table_.counts();
+  stats.peak_held = peak_held_;
+  stats.peak_quarantined = peak_quarantined_;
+  stats.waiters = tickets_.waiting();
+  stats.acquired = acquired_;
+  stats.refused = refused_;
+  return stats;
+}
+
+Shortage PoolCore::shortage(std::size_t wanted) {
+  expect_same_process();
+  const std::lock_guard lock(mutex_);
+  return shortage_locked(wanted);
+}
+
+Shortage PoolCore::shortage_locked(std::size_t wanted) const {
+  Shortage shortage;
+  shortage.bound = "pool blocks";
+  shortage.wanted = wanted;
+  shortage.free = tickets_.free();
+  shortage.largest = tickets_.bound();
+  shortage.held = table_.counts().held;
+  shortage.quarantined = table_.counts().quarantined;
+  return shortage;
+}
+
+void PoolCore::check() {
+  expect_same_process();
+  const std::lock_guard lock(mutex_);
+  table_.check();
+  KVMEM_INVARIANT(tickets_.free() <= table_.counts().free);
+  KVMEM_INVARIANT(tickets_.bound() == capacity_ - table_.counts().poisoned);
+}
+
+}  // namespace kvmem::detail

@@ -1,0 +1,81 @@
+// The inside of a block pool: its memory, table, queue and the one lock. Private to the pool and
+// its handles; every other room sees host/block_pool.hpp.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+
+#include "base/process.hpp"
+#include "host/block_pool.hpp"
+
+namespace kvmem::detail {
+
+// What the pool object and all its handles share. Each of them is counted under the one lock;
+// whoever leaves last deletes the core. Wakers fire and the device's progress moves under the lock
+// too: both are short leaves below it, and behind it the core may be gone.
+class PoolCore {
+ public:
+  PoolCore(std::shared_ptr<Device> device, const PoolOptions& options, std::size_t slot_bytes,
+           std::uint32_t capacity);
+  PoolCore(const PoolCore&) = delete;
+  PoolCore& operator=(const PoolCore&) = delete;
+
+  [[nodiscard]] std::optional<HostBlocks> try_acquire(std::size_t count);
+  [[nodiscard]] std::shared_ptr<Ticket> enqueue(std::size_t count, Waker waker);
+  [[nodiscard]] bool granted(const Ticket& ticket);
+  [[nodiscard]] HostBlocks take(const Ticket& ticket);
+  void drop(const std::shared_ptr<Ticket>& ticket) noexcept;
+
+  [[nodiscard]] HostBlocks add(std::span<const SlotIndex> slots, Holder holder, bool expect_owner);
+  void remove(std::span<const SlotIndex> slots, Holder holder) noexcept;
+  void poison(std::span<const SlotIndex> slots) noexcept;
+
+  void close() noexcept;
+  void drop_pool() noexcept;
+
+  [[nodiscard]] PoolStats stats();
+  [[nodiscard]] Shortage shortage(std::size_t wanted);
+  void check();
+
+  [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
+  [[nodiscard]] const PinnedRegion& region() const noexcept { return region_; }
+  [[nodiscard]] std::size_t block_bytes() const noexcept { return block_bytes_; }
+  [[nodiscard]] std::size_t slot_bytes() const noexcept { return slot_bytes_; }
+  [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] std::byte* at(SlotIndex slot) const noexcept {
+    return region_.data() + std::size_t{slot} * slot_bytes_;
+  }
+
+ private:
+  ~PoolCore();
+  void expect_same_process() const { mark_.expect_same_process("a block pool"); }
+  void expect_open() const {
+    if (closed_) throw Closed("the block pool is closed");
+  }
+  [[nodiscard]] Shortage shortage_locked(std::size_t wanted) const;
+  void note_peaks() noexcept;
+  // Under the lock; those who wait look again.
+  template <class Change>
+  void apply(Change&& change) noexcept;
+  // The same, and the caller's handle is gone.
+  template <class Change>
+  void leave(Change&& change) noexcept;
+
+  const std::shared_ptr<Device> device_;
+  const std::size_t block_bytes_, slot_bytes_;
+  const std::uint32_t capacity_;
+  const ProcessMark mark_;
+  PinnedRegion region_;
+
+  std::mutex mutex_;
+  BlockTable table_;
+  TicketQueue tickets_;  // free() is what the table has free, less what is granted and not taken
+  std::size_t handles_ = 1;  // the pool object, each HostBlocks with slots, each PoolTicket
+  bool closed_ = false;
+  std::uint32_t peak_held_ = 0, peak_quarantined_ = 0;
+  std::uint64_t acquired_ = 0, refused_ = 0;
+};
+
+}  // namespace kvmem::detail
