@@ -1,0 +1,113 @@
+// What the binding files share. They translate and do nothing else: arguments in, results out, the
+// GIL released around what can block.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <pybind11/native_enum.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/gil.hpp"
+#include "device/host_device.hpp"
+#include "offload/manager.hpp"
+
+namespace kvmem::bindings {
+
+namespace py = pybind11;
+
+void bind_errors(py::module_& module);
+void bind_device(py::module_& module);
+void bind_pool(py::module_& module);
+void bind_layout(py::module_& module);
+void bind_transfer(py::module_& module);
+void bind_manager(py::module_& module);
+
+// ---- what Python objects hold ----
+
+struct PyDevice {
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<HostDevice> host;  // null unless it is one
+};
+
+struct PyStream;  // bind_device.cpp
+struct PyEvent {
+  std::shared_ptr<Runtime> runtime;
+  Event event;
+};
+
+struct PyPool {
+  PyPool(std::shared_ptr<Runtime> device_runtime, std::shared_ptr<BlockPool> made)
+      : runtime(std::move(device_runtime)), pool(std::move(made)) {}
+  PyPool(const PyPool&) = delete;
+  PyPool& operator=(const PyPool&) = delete;
+  ~PyPool() {
+    if (pool.use_count() > 1) return;
+    const Unlocked unlocked;  // the kernel takes its time to unmap gigabytes
+    pool.reset();
+  }
+
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<BlockPool> pool;
+  ProcessMark mark;
+};
+
+struct PyBlocks {
+  std::shared_ptr<Runtime> runtime;
+  HostBlocks blocks;
+  ProcessMark mark = {};
+  [[nodiscard]] const HostBlocks& held() const {  // throws AlreadyReleased, Forked
+    mark.expect_same_process("the blocks");
+    if (blocks.empty()) throw AlreadyReleased("the blocks were released");
+    return blocks;
+  }
+};
+
+// ---- arguments ----
+
+// An integer that fits and is at least `least`; InvalidArgument names what is wrong. bool is no
+// integer here.
+[[nodiscard]] std::size_t size_argument(const char* name, py::handle value, std::size_t least = 1);
+// Counts from the end when negative.
+[[nodiscard]] std::size_t index_argument(py::handle index, std::size_t size);
+[[nodiscard]] std::vector<std::int64_t> ids_argument(const char* name, py::handle value);
+// Seconds; None: for ever.
+[[nodiscard]] std::optional<double> timeout_argument(const py::object& timeout);
+[[nodiscard]] std::optional<Tag> tag_argument(const py::object& tag);
+[[nodiscard]] Priority priority_argument(const std::string& name);
+
+// Streams and events of ours or of others: an int handle, __cuda_stream__, .cuda_stream,
+// .cuda_event, .ptr, .handle.
+[[nodiscard]] StreamHandle stream_argument(py::handle value);
+struct Ordered {
+  std::vector<StreamHandle> streams;
+  std::vector<EventHandle> events;
+  std::vector<std::shared_ptr<Transfer>> transfers;
+};
+// Also a list of them, a Transfer, or READY.
+[[nodiscard]] Ordered after_argument(py::handle value);
+
+// A stream keeps the arrays of its copies until they are done, and those may hold blocks: lets go
+// of them. With the GIL.
+void drop_done_copies();
+
+// While a thread of Python's waits: looks for signals and drops done copies, for whose blocks it
+// may be waiting.
+[[nodiscard]] Runtime::Interrupt signals();
+
+// ---- results ----
+
+[[nodiscard]] py::array slots_array(std::span<const SlotIndex> slots);  // int64, a copy
+// uint8[bytes] at `data`, alive as long as `owner`.
+[[nodiscard]] py::array bytes_view(std::byte* data, std::size_t bytes, const py::object& owner);
+[[nodiscard]] py::object seconds(Nanoseconds ns);  // float, or None where it is -1
+[[nodiscard]] py::dict slot_counts(const SlotCounts& counts);
+[[nodiscard]] const char* name_of(TransferKind kind);
+[[nodiscard]] const char* name_of(TransferState state);
+[[nodiscard]] const char* name_of(Priority priority);
+
+}  // namespace kvmem::bindings

@@ -1,0 +1,243 @@
+#include <unordered_set>
+
+#include "base/check.hpp"
+#include "bindings/bind_stream.hpp"
+
+namespace kvmem::bindings {
+
+namespace {
+
+// Every stream that Python holds; the GIL guards it. Never destroyed: streams may outlive the
+// module.
+std::unordered_set<PyStream*>& all_streams() {
+  static auto* const streams = new std::unordered_set<PyStream*>;
+  return *streams;
+}
+
+}  // namespace
+
+void drop_done_copies() {
+  PyStream::Copies done;  // dropped when nothing is being walked any more: that runs Python code
+  for (PyStream* const stream : all_streams()) {
+    for (auto& copy : stream->take_done()) done.push_back(std::move(copy));
+  }
+}
+
+PyStream::PyStream(std::shared_ptr<Runtime> device_runtime, Stream own)
+    : runtime(std::move(device_runtime)), stream(std::move(own)) {
+  all_streams().insert(this);
+}
+
+PyStream::~PyStream() {
+  all_streams().erase(this);
+  static_cast<void>(take_done());
+  // Still running: its arrays must outlive it.
+  for (auto& copy : copies) static_cast<void>(copy.release());
+}
+
+PyStream::Copies PyStream::take_done() noexcept {
+  // One that is not recorded is still being queued by another thread.
+  const auto is_done = [](Event& event) {
+    return event.recorded() && event.query() == EventState::done;
+  };
+  Copies done;
+  while (!copies.empty() && is_done(copies.front()->event)) {
+    done.push_back(std::move(copies.front()));
+    copies.pop_front();
+  }
+  return done;
+}
+
+void PyStream::copy(const py::array& target, const py::array& source) {
+  const auto contiguous = [](const py::array& array) {
+    return (array.flags() & py::array::c_style) != 0;
+  };
+  KVMEM_EXPECTS(contiguous(target) && contiguous(source), "copy: both arrays must be C-contiguous");
+  KVMEM_EXPECTS(target.writeable(), "copy: the target is read-only");
+  KVMEM_EXPECTS(target.nbytes() == source.nbytes(), "copy: the target has ", target.nbytes(),
+                " bytes, the source ", source.nbytes());
+  static_cast<void>(take_done());
+  if (target.nbytes() == 0) return;
+  auto made = std::make_unique<Copy>(Copy{static_cast<std::byte*>(const_cast<void*>(target.data())),
+                                          static_cast<const std::byte*>(source.data()),
+                                          static_cast<std::size_t>(target.nbytes()),
+                                          runtime->events()->acquire(), target, source});
+  copies.push_back(std::move(made));  // before it is submitted: from then on it must stay
+  Copy& queued = *copies.back();
+  const CopyDescriptors batch{&queued.target, &queued.source, &queued.size, 1};
+  bool submitted = false;
+  try {
+    const Unlocked unlocked;
+    runtime->device().copy(batch, Direction::to_device, SourceAccess::stream_order,
+                           stream.handle());
+    submitted = true;
+    queued.event.record(stream.handle());
+  } catch (...) {
+    if (!submitted) std::erase_if(copies, [&](const auto& copy) { return copy.get() == &queued; });
+    throw;
+  }
+}
+
+namespace {
+
+struct PyBuffer {
+  PyBuffer(std::shared_ptr<Runtime> device_runtime, std::size_t size)
+      : runtime(std::move(device_runtime)), base(runtime->device().allocate(size)), bytes(size) {}
+  ~PyBuffer() {
+    if (!mark.must_leak()) runtime->device().deallocate(base, bytes);
+  }
+  PyBuffer(const PyBuffer&) = delete;
+  PyBuffer& operator=(const PyBuffer&) = delete;
+
+  std::shared_ptr<Runtime> runtime;
+  ProcessMark mark;
+  void* base;
+  std::size_t bytes;
+};
+
+py::dict info_of(const PyDevice& device) {
+  const DeviceInfo& info = device.runtime->device().info();
+  py::dict facts;
+  facts["kind"] = info.kind;
+  facts["name"] = info.name;
+  facts["memory_bytes"] = info.memory_bytes;
+  facts["copy_engines"] = info.copy_engines;
+  facts["copy_kernel"] = info.copy_kernel;
+  facts["needs_pinned_host"] = info.needs_pinned_host;
+  facts["max_descriptors"] = info.max_descriptors;
+  return facts;
+}
+
+std::unique_ptr<PyEvent> make_host_event(const PyDevice& device) {
+  if (!device.host) throw InvalidArgument("host_event() is for the host device");
+  auto made =
+      std::make_unique<PyEvent>(PyEvent{device.runtime, device.runtime->events()->acquire()});
+  device.host->record_unsignalled(made->event.handle());
+  made->event.mark_recorded();
+  return made;
+}
+
+bool wait_for_event(Runtime& runtime, Event& event, const py::object& timeout) {
+  std::optional<Nanoseconds> deadline;
+  if (const auto limit = timeout_argument(timeout)) deadline = runtime.deadline_after(*limit);
+  const Unlocked unlocked;
+  return runtime.wait_until([&] { return event.query() != EventState::pending; }, deadline,
+                            signals());
+}
+
+void synchronize(PyStream& self, const py::object& timeout) {
+  Event event = self.runtime->events()->acquire();
+  event.record(self.stream.handle());
+  if (!wait_for_event(*self.runtime, event, timeout))
+    throw TimedOut("the stream did not become idle in time", {});
+  static_cast<void>(self.take_done());
+}
+
+std::unique_ptr<PyEvent> record(PyStream& self) {
+  auto made = std::make_unique<PyEvent>(PyEvent{self.runtime, self.runtime->events()->acquire()});
+  made->event.record(self.stream.handle());
+  return made;
+}
+
+void bind_ready_and_buffer(py::module_& module) {
+  py::class_<Ready>(module, "Ready", "The type of READY.").def("__repr__", [](const Ready&) {
+    return "kvmem.READY";
+  });
+  module.attr("READY") = Ready{};
+
+  py::class_<PyBuffer>(module, "DeviceBuffer",
+                       "Device memory, freed when the last reference goes. Address in bytes.")
+      .def_property_readonly(
+          "address",
+          [](const PyBuffer& self) { return reinterpret_cast<std::uintptr_t>(self.base); })
+      .def_property_readonly("nbytes", [](const PyBuffer& self) { return self.bytes; })
+      .def_property_readonly(
+          "array",
+          [](const py::object& self) {
+            auto& buffer = self.cast<PyBuffer&>();
+            if (buffer.runtime->device().info().kind != "host")
+              throw InvalidArgument("array is for the host device");
+            return bytes_view(static_cast<std::byte*>(buffer.base), buffer.bytes, self);
+          },
+          "uint8[nbytes] view; host device only. It keeps the buffer alive.");
+}
+
+void bind_streams(py::module_& module) {
+  // Both before their methods, so that the signatures name them.
+  py::class_<PyEvent> event_class(module, "Event", "A point in a stream.");
+  py::class_<PyStream> stream_class(
+      module, "Stream", "A FIFO of device work. Destroying it never blocks; its work still ends.");
+  event_class
+      .def_property_readonly("handle", [](const PyEvent& self) { return self.event.handle(); })
+      .def(
+          "done", [](PyEvent& self) { return self.event.query() == EventState::done; },
+          "Whether the device has reached it.")
+      .def(
+          "set",
+          [](PyEvent& self) {
+            auto* const host = dynamic_cast<HostDevice*>(&self.runtime->device());
+            if (host == nullptr)
+              throw InvalidArgument("set() is for events of Device.host_event()");
+            host->signal(self.event.handle());
+          },
+          "Signals an event of Device.host_event(), once.")
+      .def(
+          "record",
+          [](PyEvent& self, PyStream& stream) { self.event.record(stream.stream.handle()); },
+          py::arg("stream"),
+          "Moves the event to the end of what the stream holds now; waits made before keep the old "
+          "point.");
+
+  stream_class
+      .def_property_readonly("handle", [](const PyStream& self) { return self.stream.handle(); })
+      .def_property_readonly("id", [](const PyStream& self) { return self.stream.id(); })
+      .def("copy", &PyStream::copy, py::arg("target"), py::arg("source"),
+           "Queues a copy between two C-contiguous arrays of equal bytes; both stay alive until it "
+           "is done.")
+      .def("record", &record, "An event at the end of what the stream holds now.")
+      .def(
+          "wait",
+          [](PyStream& self, PyEvent& event) {
+            self.runtime->device().wait(self.stream.handle(), event.event.handle());
+          },
+          py::arg("event"), "Work queued from now on runs after the event's latest record.")
+      .def("synchronize", &synchronize, py::arg("timeout") = py::none(),
+           "Waits, helping to copy, until everything queued so far has run. Raises TimedOut.");
+}
+
+}  // namespace
+
+void bind_device(py::module_& module) {
+  bind_ready_and_buffer(module);
+  bind_streams(module);
+  py::class_<PyDevice>(module, "Device", "A device: its memory, streams and events. Any thread.")
+      .def(py::init([](unsigned workers) {
+             HostDeviceOptions options;
+             options.workers = workers;
+             auto host = make_host_device(options);
+             return std::make_unique<PyDevice>(PyDevice{Runtime::make(host), host});
+           }),
+           py::arg("workers"))
+      .def_property_readonly(
+          "kind", [](const PyDevice& self) { return self.runtime->device().info().kind; })
+      .def_property_readonly(
+          "name", [](const PyDevice& self) { return self.runtime->device().info().name; })
+      .def_property_readonly("_info", &info_of)
+      .def(
+          "alloc",
+          [](const PyDevice& self, const py::object& nbytes) {
+            return std::make_unique<PyBuffer>(self.runtime, size_argument("nbytes", nbytes));
+          },
+          py::arg("nbytes"), "Device memory for tools and tests, in bytes. Raises CapacityError.")
+      .def(
+          "stream",
+          [](const PyDevice& self) {
+            return std::make_unique<PyStream>(self.runtime, Stream(self.runtime->device_ptr()));
+          },
+          "A new stream.")
+      .def("host_event", &make_host_event,
+           "An event that is pending until set(): for CPU engines whose compute is no stream. Host "
+           "device only.");
+}
+
+}  // namespace kvmem::bindings

@@ -1,0 +1,270 @@
+#include <cstring>
+
+#include "base/check.hpp"
+#include "bindings/bind.hpp"
+
+namespace kvmem::bindings {
+
+py::array slots_array(std::span<const SlotIndex> slots) {
+  py::array_t<std::int64_t> array(static_cast<py::ssize_t>(slots.size()));
+  std::copy(slots.begin(), slots.end(), array.mutable_data());
+  return array;
+}
+
+py::array bytes_view(std::byte* data, std::size_t bytes, const py::object& owner) {
+  return py::array(py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(bytes)},
+                   {py::ssize_t{1}}, data, owner);
+}
+
+py::dict slot_counts(const SlotCounts& counts) {
+  py::dict slots;
+  slots["capacity_slots"] = counts.capacity;
+  slots["free_slots"] = counts.free;
+  slots["held_slots"] = counts.held;
+  slots["quarantined_slots"] = counts.quarantined;
+  slots["poisoned_slots"] = counts.poisoned;
+  return slots;
+}
+
+namespace {
+
+std::unique_ptr<PyBlocks> wrap(const std::shared_ptr<Runtime>& runtime, HostBlocks blocks) {
+  return std::make_unique<PyBlocks>(PyBlocks{runtime, std::move(blocks)});
+}
+
+// ---- HostBlocks ----
+
+py::array block_view(const PyBlocks& self, const py::object& index) {
+  const std::size_t i = index_argument(index, self.held().size());
+  std::byte* const data = self.blocks.data(i);
+  const std::size_t bytes = self.blocks.block_bytes();
+  return bytes_view(data, bytes, py::cast(wrap(self.runtime, self.blocks.share(i, 1))));
+}
+
+py::array gather(const PyBlocks& self, const py::object& out) {
+  // Held while the GIL is not: another thread may release `self`.
+  const HostBlocks blocks = self.held().share();
+  const auto rows = static_cast<py::ssize_t>(blocks.size());
+  const auto columns = static_cast<py::ssize_t>(blocks.block_bytes());
+  py::array target;
+  if (out.is_none()) {
+    target = py::array_t<std::uint8_t>({rows, columns});
+  } else {
+    KVMEM_EXPECTS(py::isinstance<py::array>(out), "out is not an array");
+    target = out;
+    KVMEM_EXPECTS(target.dtype().is(py::dtype::of<std::uint8_t>()) && target.ndim() == 2 &&
+                      target.shape(0) == rows && target.shape(1) == columns &&
+                      (target.flags() & py::array::c_style) != 0 && target.writeable(),
+                  "out must be a writeable C-contiguous uint8 array of ", rows, " x ", columns);
+  }
+  auto* const data = static_cast<std::byte*>(target.mutable_data());
+  const Unlocked unlocked;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    std::memcpy(data + i * blocks.block_bytes(), blocks.data(i), blocks.block_bytes());
+  }
+  return target;
+}
+
+void release(PyBlocks& self, const py::object& after) {
+  static_cast<void>(self.held());
+  if (after.is_none()) {
+    self.blocks.release();
+    return;
+  }
+  const Ordered order = after_argument(after);
+  KVMEM_EXPECTS(order.transfers.empty(),
+                "release(after=) takes streams and events; a transfer holds its blocks itself");
+  HostBlocks blocks = std::move(self.blocks);  // ours alone while the GIL is released
+  try {
+    const Unlocked unlocked;
+    std::vector<Runtime::Mark> marks;
+    for (const StreamHandle stream : order.streams)
+      marks.push_back(self.runtime->mark_stream(stream));
+    for (const EventHandle event : order.events) marks.push_back(self.runtime->mark_event(event));
+    self.runtime->release_after(blocks, marks);
+  } catch (...) {
+    self.blocks = std::move(blocks);  // nothing was released
+    throw;
+  }
+}
+
+void bind_host_blocks(py::module_& module) {
+  py::class_<PyBlocks>(
+      module, "HostBlocks",
+      "One holder of a few slots of a pool. They go home when the last holder lets go; a copy in\n"
+      "flight is a holder. Also a context manager.")
+      .def("__len__", [](const PyBlocks& self) { return self.blocks.size(); })
+      .def_property_readonly(
+          "indices", [](const PyBlocks& self) { return slots_array(self.held().slots()); },
+          "int64[count]: the slots, a copy.")
+      .def("__getitem__", &block_view, py::arg("index"),
+           "uint8[block_bytes], zero-copy; the view holds that block for as long as it lives.")
+      .def("gather", &gather, py::arg("out") = py::none(),
+           "A copy of the bytes: uint8[count, block_bytes].")
+      .def(
+          "share", [](const PyBlocks& self) { return wrap(self.runtime, self.held().share()); },
+          "A second holder of the same blocks.")
+      .def(
+          "release", &release, py::arg("after") = py::none(),
+          "Lets go; the blocks go home unless somebody else holds them. With `after` (a stream, an "
+          "event, a list of\n"
+          "them): when the device has reached that point. A second release raises AlreadyReleased.")
+      .def_property_readonly("released", [](const PyBlocks& self) { return self.blocks.empty(); })
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__", [](PyBlocks& self, const py::args&) { self.blocks.release(); });
+}
+
+// ---- BlockPool ----
+
+Pin pin_argument(const std::string& pin) {
+  if (pin == "auto") return Pin::automatic;
+  if (pin == "required") return Pin::required;
+  KVMEM_EXPECTS(pin == "never", "pin is '", pin, "', one of 'auto', 'required' and 'never'");
+  return Pin::never;
+}
+
+HugePages hugepages_argument(const std::string& hugepages) {
+  if (hugepages == "never") return HugePages::never;
+  if (hugepages == "try") return HugePages::attempt;
+  KVMEM_EXPECTS(hugepages == "required", "hugepages is '", hugepages,
+                "', one of 'never', 'try' and 'required'");
+  return HugePages::required;
+}
+
+std::unique_ptr<PyPool> make_pool(const PyDevice& device, const py::object& block_bytes,
+                                  const py::object& capacity_bytes, const std::string& pin,
+                                  const std::string& hugepages, std::optional<int> numa_node,
+                                  bool shared, const py::object& progress) {
+  PoolOptions options;
+  options.block_bytes = size_argument("block_bytes", block_bytes);
+  options.capacity_bytes = size_argument("capacity_bytes", capacity_bytes);
+  options.pin = pin_argument(pin);
+  options.region.hugepages = hugepages_argument(hugepages);
+  options.region.numa_node = numa_node;
+  options.region.shared = shared;
+  const Runtime::Interrupt interrupt = signals();
+  options.region.progress = [&](std::size_t done, std::size_t total) {
+    interrupt();
+    if (progress.is_none()) return true;
+    const Locked gil;
+    return !progress(done, total).is(py::bool_(false));
+  };
+  const Unlocked unlocked;
+  return std::make_unique<PyPool>(
+      device.runtime, std::make_shared<BlockPool>(device.runtime->device_ptr(), options));
+}
+
+py::object try_acquire(const PyPool& self, const py::object& count) {
+  const std::size_t wanted = size_argument("count", count);
+  if (self.pool->shortage(wanted).free < wanted) {
+    // Some may have come back and only not been seen yet.
+    drop_done_copies();
+    const Unlocked unlocked;
+    self.runtime->advance();
+  }
+  auto blocks = self.pool->try_acquire(wanted);
+  return blocks ? py::cast(wrap(self.runtime, std::move(*blocks))) : py::none();
+}
+
+std::unique_ptr<PyBlocks> acquire(const PyPool& self, const py::object& count,
+                                  const py::object& timeout) {
+  const std::size_t wanted = size_argument("count", count);
+  drop_done_copies();
+  std::optional<Nanoseconds> deadline;
+  if (const auto limit = timeout_argument(timeout)) deadline = self.runtime->deadline_after(*limit);
+  const Unlocked unlocked;
+  return wrap(self.runtime, self.runtime->acquire(*self.pool, wanted, deadline, signals()));
+}
+
+py::dict pool_stats(const PyPool& self) {
+  const PoolStats stats = self.pool->stats();
+  py::dict facts = slot_counts(stats.slots);
+  facts["peak_held_slots"] = stats.peak_held;
+  facts["peak_quarantined_slots"] = stats.peak_quarantined;
+  facts["waiters"] = stats.waiters;
+  facts["acquired_slots"] = stats.acquired;
+  facts["refused"] = stats.refused;
+  facts["block_bytes"] = stats.block_bytes;
+  facts["slot_bytes"] = stats.slot_bytes;
+  facts["padding_bytes"] = stats.padding_bytes;
+  facts["region_bytes"] = stats.region.bytes;
+  facts["pinned_bytes"] = stats.region.pinned ? stats.region.bytes : 0;
+  facts["page_bytes"] = stats.region.page_bytes;
+  facts["transparent_huge_pages"] = stats.region.transparent_huge_pages;
+  facts["numa_node"] = stats.region.numa_node;
+  facts["touch_seconds"] = stats.region.touch_seconds;
+  return facts;
+}
+
+py::array arena_view(const py::object& self) {
+  const BlockPool& pool = *self.cast<PyPool&>().pool;
+  return py::array(
+      py::dtype::of<std::uint8_t>(),
+      {static_cast<py::ssize_t>(pool.capacity()), static_cast<py::ssize_t>(pool.block_bytes())},
+      {static_cast<py::ssize_t>(pool.slot_bytes()), py::ssize_t{1}}, pool.data(), self);
+}
+
+// A place in the pool's queue, for awaiting.
+struct PyTicket {
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<BlockPool> pool;  // outlives the ticket
+  std::optional<PoolTicket> ticket;
+  PoolTicket& held() {
+    if (!ticket) throw AlreadyReleased("the ticket was dropped");
+    return *ticket;
+  }
+};
+
+}  // namespace
+
+void bind_pool(py::module_& module) {
+  bind_host_blocks(module);
+  py::class_<WakeList, std::shared_ptr<WakeList>>(module, "_WakeList")
+      .def(py::init())
+      .def_property_readonly("descriptor", &WakeList::descriptor)
+      .def("drain", &WakeList::drain);
+  py::class_<PyTicket>(module, "_PoolTicket")
+      .def("granted", [](PyTicket& self) { return self.held().granted(); })
+      .def("take", [](PyTicket& self) { return wrap(self.runtime, self.held().take()); })
+      .def("drop", [](PyTicket& self) { self.ticket.reset(); });
+  py::class_<PyPool>(module, "BlockPool")
+      .def(py::init(&make_pool), py::arg("device"), py::kw_only(), py::arg("block_bytes"),
+           py::arg("capacity_bytes"), py::arg("pin"), py::arg("hugepages"), py::arg("numa_node"),
+           py::arg("shared"), py::arg("progress"))
+      .def("try_acquire", &try_acquire, py::arg("count"),
+           "`count` blocks, or None when fewer are free or somebody waits. Raises InvalidArgument, "
+           "Closed.")
+      .def("acquire", &acquire, py::arg("count"), py::arg("timeout") = py::none(),
+           "Waits in a FIFO, seconds. Raises PoolExhausted at the time-out, CapacityError at once "
+           "when `count` can\n"
+           "never be had.")
+      .def("_enqueue",
+           [](const PyPool& self, const py::object& count, std::shared_ptr<WakeList> list,
+              std::uint64_t token) {
+             return std::make_unique<PyTicket>(PyTicket{
+                 self.runtime, self.pool,
+                 self.pool->enqueue(size_argument("count", count), Waker(std::move(list), token))});
+           })
+      .def_property_readonly("array", &arena_view,
+                             "uint8[slots, block_bytes] view of the whole arena (row stride: slot "
+                             "bytes). It keeps the\n"
+                             "pool alive; what a row means is up to who holds the slot.")
+      .def_property_readonly("block_bytes",
+                             [](const PyPool& self) { return self.pool->block_bytes(); })
+      .def_property_readonly("slot_bytes",
+                             [](const PyPool& self) { return self.pool->slot_bytes(); })
+      .def_property_readonly(
+          "capacity", [](const PyPool& self) { return self.pool->capacity(); }, "In slots.")
+      .def_property_readonly("pinned", [](const PyPool& self) { return self.pool->pinned(); })
+      .def("stats", &pool_stats,
+           "Slots by state, peaks, waiters, bytes by kind. A dict; every key names its unit.")
+      .def(
+          "close",
+          [](const PyPool& self) {
+            self.mark.expect_same_process("the pool");
+            self.pool->close();
+          },
+          "No more acquires; waiters are told; what is held stays good. Twice is fine.");
+}
+
+}  // namespace kvmem::bindings

@@ -1,0 +1,88 @@
+"""kvmem: a memory manager for offloading LLM KV caches.
+
+It moves KV blocks between a device and bounded host memory, and guarantees that no block is reused
+while a copy can still touch it. Start with the example in the README; the classes here are
+documented one by one.
+"""
+
+import atexit
+
+from . import _core, errors
+from ._core import (
+    READY,
+    CancelOutcome,
+    CloseReport,
+    DeviceBuffer,
+    Event,
+    HostBlocks,
+    HostCopy,
+    Region,
+    Report,
+    Stream,
+    TimelineRecord,
+    Transfer,
+)
+from .devices import Device, open_device
+from .errors import (
+    AlreadyReleased,
+    AtBound,
+    Busy,
+    Cancelled,
+    CapacityError,
+    Closed,
+    CopyFailed,
+    DeviceLost,
+    DeviceUnavailable,
+    Forked,
+    Incompatible,
+    InvalidArgument,
+    KvmemError,
+    NotDone,
+    PoolExhausted,
+    TimedOut,
+)
+from .layout import KVLayout
+from .manager import Manager
+from .pool import BlockPool
+
+__version__ = _core.__version__
+
+# From then on destructors leak rather than wait or call a device: the process takes it all.
+atexit.register(_core._set_exiting)
+
+__all__ = [
+    "READY",
+    "AlreadyReleased",
+    "AtBound",
+    "BlockPool",
+    "Busy",
+    "CancelOutcome",
+    "Cancelled",
+    "CapacityError",
+    "CloseReport",
+    "Closed",
+    "CopyFailed",
+    "Device",
+    "DeviceBuffer",
+    "DeviceLost",
+    "DeviceUnavailable",
+    "Event",
+    "Forked",
+    "HostBlocks",
+    "HostCopy",
+    "Incompatible",
+    "InvalidArgument",
+    "KVLayout",
+    "KvmemError",
+    "Manager",
+    "NotDone",
+    "PoolExhausted",
+    "Region",
+    "Report",
+    "Stream",
+    "TimedOut",
+    "TimelineRecord",
+    "Transfer",
+    "errors",
+    "open_device",
+]

@@ -1,0 +1,59 @@
+"""What the tests of the Python face share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import kvmem
+from support import Cache
+
+
+@pytest.fixture
+def device() -> kvmem.Device:
+    return kvmem.open_device("host", workers=2)
+
+
+@pytest.fixture
+def stream(device: kvmem.Device) -> kvmem.Stream:
+    return device.stream()
+
+
+@pytest.fixture
+def make_pool(device: kvmem.Device) -> Callable[..., kvmem.BlockPool]:
+    def make(slots: int = 4, block_bytes: int = 4096) -> kvmem.BlockPool:
+        slot_bytes = -(-block_bytes // 4096) * 4096
+        return kvmem.BlockPool(device, block_bytes=block_bytes, capacity_bytes=slots * slot_bytes)
+
+    return make
+
+
+@pytest.fixture
+def pool(make_pool: Callable[..., kvmem.BlockPool]) -> kvmem.BlockPool:
+    return make_pool()
+
+
+@pytest.fixture
+def make_cache(device: kvmem.Device) -> Iterator[Callable[..., Cache]]:
+    """Caches with a manager each. What a test leaves stalled is let go, and everything must end."""
+    made: list[Cache] = []
+
+    def make(**options: object) -> Cache:
+        made.append(Cache(device, **options))
+        return made[-1]
+
+    yield make
+    for cache in made:
+        cache.finish()
+
+
+@pytest.fixture
+def cache(make_cache: Callable[..., Cache]) -> Cache:
+    return make_cache()
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(7)
