@@ -1,0 +1,175 @@
+"""The command `kvmem replay`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvmem.replay import options as limits
+from kvmem.replay.options import HitRule, ReplayError, ReplayOptions
+from kvmem.replay.result import ReplayResult
+from kvmem.replay.trace import Request, read_trace
+from kvmem.replay.workload import DEFAULT_HOST_BLOCKS, DEFAULT_REQUESTS, generate_chat
+
+HELP = """Replay a request trace: real bytes move, every restored block is verified.
+
+Blocks that are on the host are restored, the others are computed and offloaded; the host tier
+evicts the least recently used. Exits 1 if a restored block differed, a host block leaked or a
+transfer did not end exactly once, 2 if it could not run.
+
+Example: kvmem replay conversation_trace.jsonl --hit blocks --host-blocks 10000 --json
+"""
+
+Trace = Annotated[
+    Path | None,
+    typer.Argument(help="Trace in Mooncake JSONL, 512-token blocks. Default: generated chats."),
+]
+Device = Annotated[str, typer.Option(help="Device whose memory stands for the KV cache.")]
+HostBlocks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|unbounded",
+        help="Capacity of the host tier."
+        f" Default: unbounded for a trace, {DEFAULT_HOST_BLOCKS} for generated chats.",
+    ),
+]
+BlockBytes = Annotated[
+    str,
+    typer.Option(
+        metavar="BYTES", help=f"Bytes of a block, a multiple of {limits.BLOCK_BYTES_UNIT}."
+    ),
+]
+Hit = Annotated[
+    HitRule,
+    typer.Option(
+        help="What is restored: the contiguous prefix, as in an engine, or every present block."
+    ),
+]
+AbortRate = Annotated[
+    float, typer.Option(metavar="P", help="Share of requests cancelled at a random stage, 0 to 1.")
+]
+Corrupt = Annotated[
+    int, typer.Option(metavar="N", help="Restored blocks to damage first; each must be caught.")
+]
+Concurrency = Annotated[int, typer.Option(metavar="N", help="Requests in flight at once.")]
+Seed = Annotated[int, typer.Option(help="Of the generated chats, of aborts and of damage.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help=f"Only the first N requests; {DEFAULT_REQUESTS} chats are generated."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.html", help="Draw occupancy, queue depth and latency over the run."),
+]
+
+
+def replay(
+    trace: Trace = None,
+    device: Device = "host",
+    host_blocks: HostBlocks = None,
+    block_bytes: BlockBytes = "16KiB",
+    hit: Hit = "prefix",
+    abort_rate: AbortRate = 0.0,
+    corrupt: Corrupt = 0,
+    concurrency: Concurrency = 4,
+    seed: Seed = 0,
+    limit: Limit = None,
+    json_output: Json = False,
+    plot: Plot = None,
+) -> None:
+    import kvmem
+
+    try:
+        limits.expect_limit(limit)
+        chosen = ReplayOptions(
+            device=device,
+            host_blocks=_host_blocks(host_blocks, trace),
+            block_bytes=limits.parse_block_bytes(block_bytes),
+            hit=hit,
+            abort_rate=abort_rate,
+            corrupt=corrupt,
+            concurrency=concurrency,
+            seed=seed,
+        )
+        status = _run(trace, limit, chosen, json_output, plot)
+    except (ReplayError, kvmem.KvmemError, MemoryError) as error:
+        typer.echo(f"kvmem replay: {error or 'not enough memory'}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("kvmem replay: interrupted", err=True)
+        raise typer.Exit(130) from None
+    raise typer.Exit(status)
+
+
+def _host_blocks(given: str | None, trace: Path | None) -> int | None:
+    if given is not None:
+        return limits.parse_host_blocks(given)
+    return DEFAULT_HOST_BLOCKS if trace is None else None
+
+
+def _run(
+    trace: Path | None, limit: int | None, options: ReplayOptions, as_json: bool, plot: Path | None
+) -> int:
+    from kvmem.replay.engine import run_replay
+    from kvmem.replay.plot import expect_plot, write_plot
+
+    if plot is not None:
+        expect_plot(plot)
+    requests = _requests(trace, limit, options.seed)
+    source = trace.name if trace is not None else f"generated chats, seed {options.seed}"
+    with _progress(len(requests)) as advance:
+        result = run_replay(requests, options, advance)
+    if plot is not None:
+        write_plot(result, source, plot)
+    _show(result, source, as_json)
+    return _status(result)
+
+
+def _requests(trace: Path | None, limit: int | None, seed: int) -> list[Request]:
+    if trace is not None:
+        return read_trace(trace, limit)
+    return generate_chat(seed, limit or DEFAULT_REQUESTS)
+
+
+@contextmanager
+def _progress(requests: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar where a person looks on; say nothing to a file or a pipe."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("replaying", total=requests)
+        yield lambda started: bar.update(task, completed=started)
+
+
+def _show(result: ReplayResult, source: str, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"source": source} | result.to_json()))
+        return
+    from rich.console import Console
+
+    from kvmem.replay.table import make_table
+
+    Console().print(make_table(result, source))
+
+
+def _status(result: ReplayResult) -> int:
+    if result.faults():
+        return 1
+    counts, wanted = result.counts, result.options.corrupt
+    if counts.corrupted < wanted:
+        raise ReplayError(
+            f"--corrupt: {wanted} blocks asked for, only {counts.corrupted} could be damaged:"
+            " no more were restored"
+        )
+    return 0
