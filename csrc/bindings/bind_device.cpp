@@ -118,8 +118,7 @@ std::unique_ptr<PyEvent> make_host_event(const PyDevice& device) {
 }
 
 bool wait_for_event(Runtime& runtime, Event& event, const py::object& timeout) {
-  std::optional<Nanoseconds> deadline;
-  if (const auto limit = timeout_argument(timeout)) deadline = runtime.deadline_after(*limit);
+  const auto deadline = runtime.deadline_after(timeout_argument(timeout));
   const Unlocked unlocked;
   return runtime.wait_until([&] { return event.query() != EventState::pending; }, deadline,
                             signals());

@@ -170,8 +170,7 @@ std::unique_ptr<PyBlocks> acquire(const PyPool& self, const py::object& count,
                                   const py::object& timeout) {
   const std::size_t wanted = size_argument("count", count);
   drop_done_copies();
-  std::optional<Nanoseconds> deadline;
-  if (const auto limit = timeout_argument(timeout)) deadline = self.runtime->deadline_after(*limit);
+  const auto deadline = self.runtime->deadline_after(timeout_argument(timeout));
   const Unlocked unlocked;
   return wrap(self.runtime, self.runtime->acquire(*self.pool, wanted, deadline, signals()));
 }

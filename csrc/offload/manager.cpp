@@ -162,8 +162,7 @@ Admission Manager::admit(TransferKind kind, const TransferRequest& request, bool
 bool Manager::wait_for(Admission& admission, std::optional<double> timeout_seconds,
                        const Runtime::Interrupt& interrupt) {
   if (admission.granted()) return true;
-  std::optional<Nanoseconds> deadline;
-  if (timeout_seconds) deadline = runtime_->deadline_after(*timeout_seconds);
+  const auto deadline = runtime_->deadline_after(timeout_seconds);
   return runtime_->wait_until([&] { return admission.granted(); }, deadline, interrupt);
 }
 

@@ -91,8 +91,7 @@ CancelOutcome Manager::cancel(TransferJob& job) noexcept {
 
 bool Manager::drain(std::optional<double> timeout_seconds, const Runtime::Interrupt& interrupt) {
   mark_.expect_same_process("the manager");
-  std::optional<Nanoseconds> deadline;
-  if (timeout_seconds) deadline = runtime_->deadline_after(*timeout_seconds);
+  const auto deadline = runtime_->deadline_after(timeout_seconds);
   const auto quiet = [this] {  // also no call that is just being accepted
     const std::lock_guard lock(mutex_);
     return active_.empty() && gate_.empty();

@@ -14,8 +14,7 @@ Transfer::~Transfer() {
 void Transfer::wait(std::optional<double> timeout_seconds, const Runtime::Interrupt& interrupt) {
   job_->manager->mark_.expect_same_process("the transfer");
   Runtime& runtime = *job_->manager->runtime();
-  std::optional<Nanoseconds> deadline;
-  if (timeout_seconds) deadline = runtime.deadline_after(*timeout_seconds);
+  const auto deadline = runtime.deadline_after(timeout_seconds);
   if (!runtime.wait_until([this] { return done(); }, deadline, interrupt)) {
     throw TimedOut(
         timeout_seconds

@@ -55,11 +55,13 @@ bool Runtime::advance() noexcept {
 
 // ---- waiting ----
 
-Nanoseconds Runtime::deadline_after(double seconds) const {
+std::optional<Nanoseconds> Runtime::deadline_after(std::optional<double> seconds) const {
+  if (!seconds) return std::nullopt;
   const Nanoseconds now = device_->now();
-  const double ns = std::max(seconds, 0.0) * 1e9;
-  const auto room = static_cast<double>(std::numeric_limits<Nanoseconds>::max() - now);
-  return ns < room ? now + static_cast<Nanoseconds>(ns) : std::numeric_limits<Nanoseconds>::max();
+  const double ns = std::max(*seconds, 0.0) * 1e9;
+  constexpr double endless = 4e18;  // a century: beyond it the sum could wrap
+  return ns < endless ? now + static_cast<Nanoseconds>(ns)
+                      : std::numeric_limits<Nanoseconds>::max();
 }
 
 bool Runtime::wait_until(const std::function<bool()>& done, std::optional<Nanoseconds> deadline,

@@ -53,7 +53,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool wait_until(const std::function<bool()>& done, std::optional<Nanoseconds> deadline,
                   const Interrupt& interrupt);
   // On the device's clock; saturates.
-  [[nodiscard]] Nanoseconds deadline_after(double seconds) const;
+  [[nodiscard]] std::optional<Nanoseconds> deadline_after(std::optional<double> seconds) const;
 
   // The reaper lives while anybody holds one of these; dropping the last waits for its end (not
   // from itself).
