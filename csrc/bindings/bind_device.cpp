@@ -37,11 +37,16 @@ PyStream::~PyStream() {
 
 PyStream::Copies PyStream::take_done() noexcept {
   // One that is not recorded is still being queued by another thread.
-  const auto is_done = [](Event& event) {
-    return event.recorded() && event.query() == EventState::done;
+  const auto is_done = [&](Copy& copy) noexcept {
+    try {
+      if (copy.unguarded) copy.event.record(stream.handle());
+      copy.unguarded = false;
+    } catch (...) {  // tried again the next time
+    }
+    return copy.event.recorded() && copy.event.query() == EventState::done;
   };
   Copies done;
-  while (!copies.empty() && is_done(copies.front()->event)) {
+  while (!copies.empty() && is_done(*copies.front())) {
     done.push_back(std::move(copies.front()));
     copies.pop_front();
   }
@@ -65,15 +70,16 @@ void PyStream::copy(const py::array& target, const py::array& source) {
   copies.push_back(std::move(made));  // before it is submitted: from then on it must stay
   Copy& queued = *copies.back();
   const CopyDescriptors batch{&queued.target, &queued.source, &queued.size, 1};
-  bool submitted = false;
   try {
     const Unlocked unlocked;
     runtime->device().copy(batch, Direction::to_device, SourceAccess::stream_order,
                            stream.handle());
-    submitted = true;
     queued.event.record(stream.handle());
+  } catch (const InvalidArgument&) {  // refused before anything was queued
+    std::erase_if(copies, [&](const auto& copy) { return copy.get() == &queued; });
+    throw;
   } catch (...) {
-    if (!submitted) std::erase_if(copies, [&](const auto& copy) { return copy.get() == &queued; });
+    queued.unguarded = !queued.event.recorded();
     throw;
   }
 }
@@ -120,8 +126,12 @@ std::unique_ptr<PyEvent> make_host_event(const PyDevice& device) {
 bool wait_for_event(Runtime& runtime, Event& event, const py::object& timeout) {
   const auto deadline = runtime.deadline_after(timeout_argument(timeout));
   const Unlocked unlocked;
-  return runtime.wait_until([&] { return event.query() != EventState::pending; }, deadline,
-                            signals());
+  const auto reached = [&] {
+    const EventState state = event.query();
+    if (state == EventState::lost) throw DeviceLost("the device was lost under the stream");
+    return state == EventState::done;
+  };
+  return runtime.wait_until(reached, deadline, signals());
 }
 
 void synchronize(PyStream& self, const py::object& timeout) {

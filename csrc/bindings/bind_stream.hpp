@@ -18,6 +18,7 @@ struct PyStream {
     std::size_t size;
     Event event;
     py::object target_owner, source_owner;
+    bool unguarded = false;  // it may run, and no event could be recorded behind it
   };
 
   PyStream(std::shared_ptr<Runtime> device_runtime, Stream own);

@@ -2,29 +2,28 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/check.hpp"
 
 namespace kvmem {
 
-CopyJob::CopyJob(CopyBatch batch, Priority priority, Events after, Jobs behind, bool staged)
-    : batch_(std::move(batch)),
-      priority_(priority),
-      staged_(staged),
-      after_(std::move(after)),
-      unsubmitted_(behind),
-      behind_(std::move(behind)),
-      stage_events_(batch_.stage_ends().size()) {}
+namespace {
 
-CopyJob::Jobs CopyJob::behind() const {
-  const std::lock_guard lock(mutex_);
-  return behind_;
+// Reachable, so that nobody takes it for a leak of ours.
+struct Kept {
+  std::shared_ptr<const CopyBatch> batch;
+  Kept* next;
+};
+std::atomic<Kept*> all_kept{nullptr};
+
+void keep_for_ever(std::shared_ptr<const CopyBatch> batch) noexcept {
+  auto* const kept = new (std::nothrow) Kept{std::move(batch), all_kept.load()};
+  while (kept != nullptr && !all_kept.compare_exchange_weak(kept->next, kept)) {
+  }
 }
 
-bool CopyJob::cancelled() const {
-  const std::lock_guard lock(mutex_);
-  return cancelled_;
-}
+}  // namespace
 
 CopyQueue::CopyQueue(std::shared_ptr<EventPool> events, const QueueWindow& window,
                      std::shared_ptr<StagingRing> ring, LaneOpened opened)
@@ -50,7 +49,12 @@ void CopyQueue::hurry(CopyJob& job) {
 }
 
 void CopyQueue::hurry_those_before(const CopyJob& job) {
-  for (const auto& other : job.behind()) hurry(*other);
+  for (CopyJob::Jobs unseen = job.behind(); !unseen.empty();) {
+    const auto other = std::move(unseen.back());
+    unseen.pop_back();
+    if (other->urgent_.exchange(true)) continue;
+    for (auto& further : other->behind()) unseen.push_back(std::move(further));
+  }
 }
 
 bool CopyQueue::accept(Entry entry) noexcept {
@@ -71,7 +75,8 @@ bool CopyQueue::next(Slice& slice) {
     bool held_back = false;
     for (auto job = jobs.begin(); job != jobs.end();) {
       if ((*job)->all_submitted()) {  // its last slice went, or it was dropped
-        job = jobs.erase(job);
+        const auto done_with = job++;
+        gone_.splice(gone_.end(), jobs, done_with);
         waiting_count_.fetch_sub(1);
         continue;
       }
@@ -104,27 +109,29 @@ void CopyQueue::collect_incoming() {
 }
 
 Lane* CopyQueue::lane_for(CopyJob& job) {
+  job.after_.reserve(job.after_.size() + job.unsubmitted_.size());  // so that nothing below throws
   std::erase_if(job.unsubmitted_, [&](const std::shared_ptr<CopyJob>& other) {
     if (!other->all_submitted()) return false;
     const std::lock_guard lock(other->mutex_);
     if (other->finished_) return true;
+    if (job.staged_) return false;  // it goes to no lane that waits, so it may as well see the end
     // Nothing on the device tells its end: it must be observed first.
     if (other->unguarded_) return false;
     if (other->last_event_) job.after_.push_back(other->last_event_);
     return true;
   });
   if (!job.unsubmitted_.empty()) return nullptr;
-  bool lost = false;
+  bool unsure = false;  // lost, or not to be learnt: only waiting on the device is left
   std::erase_if(job.after_, [&](const std::shared_ptr<Event>& event) {
     const EventState state = event->query();
-    lost |= state == EventState::lost;
+    unsure |= state == EventState::lost || state == EventState::failed;
     return state == EventState::done;
   });
   if (job.lane_) return job.lane_;
   if (job.after_.empty()) return job.lane_ = lanes_.front().get();
   // It would keep the staging ring from those that are ready. On a lost device it would wait for
   // ever.
-  if (job.staged_ && !lost) return nullptr;
+  if (job.staged_ && !unsure) return nullptr;
 
   const auto claim_idle = [&]() -> Lane* {
     const std::lock_guard lock(mutex_);
@@ -160,8 +167,8 @@ bool CopyQueue::take(const std::shared_ptr<CopyJob>& job, Lane& lane, Slice& sli
   const std::size_t piece_bytes = job->staged_ ? ring_->piece_bytes() : most.bytes;
   const std::size_t device_most = events_->device().info().max_descriptors;
   const auto cut =
-      job->batch_.cut(job->next_, most.eager ? piece_bytes : std::min(piece_bytes, most.bytes / 2),
-                      most.eager ? device_most : std::min(device_most, most.descriptors / 2));
+      job->batch_->cut(job->next_, most.eager ? piece_bytes : std::min(piece_bytes, most.bytes / 2),
+                       most.eager ? device_most : std::min(device_most, most.descriptors / 2));
   const std::size_t count = cut.end - job->next_;
   {
     const std::lock_guard lock(mutex_);
@@ -236,14 +243,14 @@ void CopyQueue::send(Slice& slice) {
   if (slice.piece) through_staging(slice);
   // A restore's source has been observed complete by the host, so it may be read early; an
   // offload's has not.
-  const bool offload = job.batch_.direction() == Direction::to_host;
-  device.copy(job.batch_.descriptors(slice.begin, slice.end), job.batch_.direction(),
+  const bool offload = job.batch_->direction() == Direction::to_host;
+  device.copy(job.batch_->descriptors(slice.begin, slice.end), job.batch_->direction(),
               offload ? SourceAccess::stream_order : SourceAccess::any, stream);
   slice.event->record(stream);
 }
 
 void CopyQueue::through_staging(Slice& slice) {
-  CopyBatch& batch = slice.job->batch_;
+  CopyBatch& batch = *slice.job->batch_;
   std::byte* piece = slice.piece->data();
   for (std::size_t i = slice.begin; i < slice.end; ++i) {
     slice.home.push_back(batch.host_side(i));
@@ -257,7 +264,7 @@ void CopyQueue::through_staging(Slice& slice) {
 void CopyQueue::publish(const Slice& slice, const std::exception_ptr& error) noexcept {
   CopyJob& job = *slice.job;
   const std::lock_guard lock(job.mutex_);
-  const auto stages = job.batch_.stage_ends();
+  const auto stages = job.batch_->stage_ends();
   const auto stage = std::ranges::lower_bound(stages, slice.end);
   job.submitting_ = false;
   if (slice.event && slice.event->recorded()) {
@@ -271,7 +278,7 @@ void CopyQueue::publish(const Slice& slice, const std::exception_ptr& error) noe
     job.error_ = error;
     job.dropped_ = true;
   }
-  if (job.dropped_ || slice.end == job.batch_.count()) job.all_submitted_.store(true);
+  if (job.dropped_ || slice.end == job.batch_->count()) job.all_submitted_.store(true);
 }
 
 // ---- the end ----
@@ -280,13 +287,18 @@ bool CopyQueue::ended(Slice& slice, bool lost) noexcept {
   CopyJob& job = *slice.job;
   // A copy that failed may have left the piece as another transfer did: nobody is to see that.
   const bool arrived = !lost && !error(job);
-  if (slice.piece && arrived && job.batch_.direction() == Direction::to_host) {
+  if (slice.piece && arrived && job.batch_->direction() == Direction::to_host) {
     const std::byte* piece = slice.piece->data();
     for (std::size_t i = 0; i < slice.home.size(); ++i) {
-      const std::size_t bytes = job.batch_.size(slice.begin + i);
+      const std::size_t bytes = job.batch_->size(slice.begin + i);
       std::memcpy(slice.home[i], piece, bytes);
       piece += bytes;
     }
+  }
+  if (lost) {
+    // A lost device may still touch what it was given: it is never used again.
+    if (slice.piece) slice.piece->abandon();
+    keep_for_ever(job.batch_);
   }
   slice.piece.reset();
   {
@@ -334,51 +346,6 @@ void CopyQueue::free_lane_of(const CopyJob& job) noexcept {
   for (const auto& lane : lanes_) {
     if (lane->owner == &job) lane->owner = nullptr;
   }
-}
-
-CopyQueue::StagePoint CopyQueue::stage_point(const CopyJob& job, std::size_t stage) {
-  const std::lock_guard lock(job.mutex_);
-  if (job.finished_) return {true, nullptr};
-  return {job.stage_events_[stage] != nullptr, job.stage_events_[stage]};
-}
-
-std::exception_ptr CopyQueue::error(const CopyJob& job) {
-  const std::lock_guard lock(job.mutex_);
-  return job.error_;
-}
-
-CopyQueue::Times CopyQueue::settle(CopyJob& job) noexcept {
-  Times times;
-  CopyJob::Events ended;  // let go of outside the lock: events call the device when they die
-  CopyJob::Jobs behind;
-  std::shared_ptr<Event> started, last;
-  bool failed = false;
-  {
-    const std::lock_guard lock(job.mutex_);
-    failed = job.error_ != nullptr;
-    ended.swap(job.stage_events_);
-    behind.swap(job.behind_);
-    started.swap(job.started_event_);
-    last.swap(job.last_event_);
-  }
-  if (!started || !last || failed) return times;
-  try {
-    times = {started->reached_at(), last->reached_at()};
-  } catch (...) {
-    times = {};  // measuring never fails a transfer
-  }
-  return times;
-}
-
-CopyQueue::InFlight CopyQueue::in_flight() const {
-  const std::lock_guard lock(mutex_);
-  InFlight sum;
-  for (const auto& lane : lanes_) {
-    sum.bytes += lane->bytes;
-    sum.descriptors += lane->descriptors;
-    if (lane->owner != nullptr) ++sum.lanes_owned;
-  }
-  return sum;
 }
 
 }  // namespace kvmem

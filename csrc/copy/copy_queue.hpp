@@ -48,7 +48,7 @@ class CopyJob {
   CopyJob(const CopyJob&) = delete;
   CopyJob& operator=(const CopyJob&) = delete;
 
-  [[nodiscard]] const CopyBatch& batch() const noexcept { return batch_; }
+  [[nodiscard]] const CopyBatch& batch() const noexcept { return *batch_; }
   [[nodiscard]] Priority priority() const noexcept { return priority_; }
   [[nodiscard]] bool staged() const noexcept { return staged_; }
   // Some of it was submitted.
@@ -63,7 +63,7 @@ class CopyJob {
 
  private:
   friend class CopyQueue;
-  CopyBatch batch_;
+  const std::shared_ptr<CopyBatch> batch_;
   const Priority priority_;
   const bool staged_;
   std::atomic<Nanoseconds> submitted_at_{-1};
@@ -130,6 +130,9 @@ class CopyQueue {
   static void hurry_those_before(const CopyJob& job);
 
   [[nodiscard]] std::mutex& submitting() noexcept { return submitting_; }
+  // Jobs that next() has done with, to be dropped when the submitter's lock is gone: with them may
+  // go the last of other managers.
+  [[nodiscard]] Entry take_gone() noexcept { return std::exchange(gone_, {}); }
   [[nodiscard]] bool next(Slice& slice);  // throws nothing but bad_alloc; then nothing was taken
   void submit(Slice& slice) noexcept;
 
@@ -182,6 +185,7 @@ class CopyQueue {
 
   std::mutex submitting_;
   std::list<std::shared_ptr<CopyJob>> jobs_[2];  // by class, first come first; the submitter's
+  Entry gone_;                                   // the submitter's too
   std::vector<std::unique_ptr<Lane>> lanes_;     // grown by the submitter, under the lock
 
   mutable std::mutex mutex_;  // over the lanes' counts and incoming_

@@ -26,6 +26,10 @@ class StagingRing {
       if (ring_) ring_->give_back(data_);
     }
     [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    // Never used again, nor its memory unmapped: a lost device may still touch it.
+    void abandon() noexcept {
+      if (auto* const ring = std::exchange(ring_, nullptr)) ring->leak();
+    }
 
    private:
     friend class StagingRing;
@@ -36,9 +40,10 @@ class StagingRing {
 
   // Throws CapacityError when the memory cannot be had or pinned.
   StagingRing(std::shared_ptr<Device> device, std::size_t pieces, std::size_t piece_bytes)
-      : piece_bytes_(piece_bytes), region_(PinnedRegion::map(pieces * piece_bytes, {})) {
-    region_.pin(std::move(device));
-    for (std::size_t i = 0; i < pieces; ++i) free_.push_back(region_.data() + i * piece_bytes);
+      : piece_bytes_(round_up(piece_bytes, slot_alignment_bytes)),
+        region_(PinnedRegion::map(pieces * piece_bytes_, {})) {
+    region_.pin(std::move(device), piece_bytes_);
+    for (std::size_t i = 0; i < pieces; ++i) free_.push_back(region_.data() + i * piece_bytes_);
   }
 
   [[nodiscard]] std::size_t piece_bytes() const noexcept { return piece_bytes_; }
@@ -52,6 +57,11 @@ class StagingRing {
   }
 
  private:
+  void leak() noexcept {
+    const std::lock_guard lock(mutex_);
+    region_.leak();
+  }
+
   void give_back(std::byte* data) noexcept {
     const std::lock_guard lock(mutex_);
     free_.push_back(data);  // has room: it held every piece

@@ -25,7 +25,7 @@ void Event::record(StreamHandle stream) {
 EventState Event::query() noexcept {
   if (done_) return EventState::done;
   const EventState state = pool_->device().query(handle_);
-  done_ = state == EventState::done;
+  if (state == EventState::done) done_ = true;
   return state;
 }
 

@@ -15,6 +15,23 @@ std::shared_ptr<Ticket> Bound::enqueue(std::uint64_t amount, Waker waker) {
   return queue_.enqueue(amount, std::move(waker));
 }
 
+void Bound::expect_open() const {
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw Closed("the manager was closed while the call waited");
+}
+
+void Bound::watch(std::shared_ptr<WakeList> list, std::uint64_t token) {
+  Waker waker(std::move(list), token);
+  const std::lock_guard lock(mutex_);
+  watchers_.push_back(std::move(waker));
+}
+
+void Bound::unwatch(const std::shared_ptr<WakeList>& list, std::uint64_t token) noexcept {
+  if (mark_.must_leak()) return;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(watchers_, [&](const Waker& waker) { return waker.is(list, token); });
+}
+
 bool Bound::granted(const Ticket& ticket) const {
   const std::lock_guard lock(mutex_);
   if (ticket.state == Ticket::State::closed)
@@ -47,6 +64,7 @@ void Bound::close() noexcept {
     const std::lock_guard lock(mutex_);
     closed_ = true;
     queue_.close();
+    for (Waker& waker : watchers_) waker.fire();
   }
   progress_->bump();
 }
@@ -95,6 +113,7 @@ Admission::~Admission() {
     else if (part.ticket)
       part.need.bound->abandon(part.ticket);
   }
+  take_amounts();
 }
 
 bool Admission::try_take() {
@@ -115,6 +134,14 @@ bool Admission::try_take() {
   return true;
 }
 
+void Admission::take_amounts() noexcept {
+  if (watching_ && !parts_.empty()) {
+    parts_.front().need.bound->unwatch(watching_, watching_token_);
+  }
+  watching_ = nullptr;
+  parts_.clear();
+}
+
 bool Admission::has_room() const {
   if (pool_ && pool_->shortage(slots_).free < slots_) return false;
   return std::ranges::all_of(
@@ -123,6 +150,13 @@ bool Admission::has_room() const {
 
 bool Admission::granted(const std::shared_ptr<WakeList>& list, std::uint64_t token) {
   if (pool_ && blocks_.empty()) {
+    // The pool knows nothing of the manager's end.
+    for (const Part& part : parts_) part.need.bound->expect_open();
+    if (list && !watching_ && !parts_.empty()) {
+      parts_.front().need.bound->watch(list, token);
+      watching_ = list;
+      watching_token_ = token;
+    }
     if (!pool_ticket_) pool_ticket_.emplace(pool_->enqueue(slots_, Waker(list, token)));
     if (!pool_ticket_->granted()) return false;
     blocks_ = pool_ticket_->take();

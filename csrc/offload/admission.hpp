@@ -27,6 +27,10 @@ class Bound {
   // Throws Closed.
   [[nodiscard]] std::shared_ptr<Ticket> enqueue(std::uint64_t amount, Waker waker);
   [[nodiscard]] bool granted(const Ticket& ticket) const;  // throws Closed
+  void expect_open() const;                                // throws Closed
+  // Told when the bound is closed, for who waits for something else meanwhile.
+  void watch(std::shared_ptr<WakeList> list, std::uint64_t token);
+  void unwatch(const std::shared_ptr<WakeList>& list, std::uint64_t token) noexcept;
   void give_back(std::uint64_t amount) noexcept;
   void abandon(const std::shared_ptr<Ticket>& ticket) noexcept;
   void close() noexcept;
@@ -44,6 +48,7 @@ class Bound {
   const ProcessMark mark_;
   mutable std::mutex mutex_;
   TicketQueue queue_;
+  std::vector<Waker> watchers_;
   bool closed_ = false;
   Progress* progress_;
 };
@@ -72,7 +77,7 @@ class Admission {  // move-only
 
   // Once granted: the slots; and the amounts, which the taker then gives back itself.
   [[nodiscard]] HostBlocks take_blocks() noexcept { return std::move(blocks_); }
-  void take_amounts() noexcept { parts_.clear(); }
+  void take_amounts() noexcept;
 
  private:
   struct Part {
@@ -85,6 +90,8 @@ class Admission {  // move-only
   std::optional<PoolTicket> pool_ticket_;
   HostBlocks blocks_;
   std::vector<Part> parts_;
+  std::shared_ptr<WakeList> watching_;  // the first part's bound tells it of a close
+  std::uint64_t watching_token_ = 0;
 };
 
 }  // namespace kvmem

@@ -39,20 +39,12 @@ std::string what_of(const std::exception_ptr& error) noexcept {
   return {};
 }
 
-void count(DirectionStats& stats, const TimelineRecord& ended) noexcept {
-  const bool done = ended.state == TransferState::done;
-  ++(done ? stats.done : ended.state == TransferState::failed ? stats.failed : stats.cancelled);
-  if (done) {
-    stats.blocks_done += ended.blocks;
-    stats.bytes_done += ended.bytes;
-    if (ended.staged) stats.bytes_staged += ended.bytes;
-  }
-  if (ended.submitted < 0) return;
-  const auto delay_us = static_cast<std::uint64_t>((ended.submitted - ended.requested) / 1000);
-  stats.queue_delay_total_us += delay_us;
-  stats.queue_delay_max_us = std::max(stats.queue_delay_max_us, delay_us);
-  stats.guard_wait_total_us +=
-      static_cast<std::uint64_t>((ended.observed - ended.submitted) / 1000);
+// Two copies without an order would write one slot.
+void expect_each_once(std::span<const SlotIndex> slots) {
+  std::vector<SlotIndex> sorted(slots.begin(), slots.end());
+  std::ranges::sort(sorted);
+  const auto twice = std::ranges::adjacent_find(sorted);
+  KVMEM_EXPECTS(twice == sorted.end(), "into: slot ", *twice, " stands twice");
 }
 
 }  // namespace
@@ -180,6 +172,7 @@ std::shared_ptr<Transfer> Manager::offload_into(TransferRequest request, HostBlo
   KVMEM_EXPECTS(target.of(pool_->core()), "into: the blocks are of another pool");
   KVMEM_EXPECTS(target.size() == request.blocks.size(), "into has ", target.size(),
                 " blocks, the transfer ", request.blocks.size());
+  expect_each_once(target.slots());
   HostBlocks guarded = target.hold_for_copy();
   return accept(TransferKind::offload, std::move(request), std::move(guarded), std::move(target),
                 std::move(admission));
@@ -216,6 +209,8 @@ std::shared_ptr<Transfer> Manager::accept(TransferKind kind, TransferRequest req
 
 void Manager::activate(const std::shared_ptr<TransferJob>& job, Admission& admission) {
   const std::lock_guard lock(mutex_);
+  // Again, under the lock: close() counts what is active behind it, so that nothing starts later.
+  if (gate_.closed()) throw Closed("the manager is closed");
   if (job->layout != layout_)
     throw Busy("the layout was rebound during the call", job->device_blocks.front(), 0);
   expect_free(*job);
@@ -268,6 +263,7 @@ struct Manager::SliceGuard final : Parked {
 bool Manager::submit_some(Side& submitting, Turn turn) noexcept {
   CopyQueue& queue = *submitting.queue;
   if (queue.waiting() == 0) return false;
+  CopyQueue::Entry gone;  // dropped behind the lock
   std::unique_lock one_at_a_time(queue.submitting(), std::defer_lock);
   if (turn == Turn::wait) one_at_a_time.lock();
   // Who is submitting just now looks at every job.
@@ -286,6 +282,7 @@ bool Manager::submit_some(Side& submitting, Turn turn) noexcept {
   } catch (
       ...) {  // no memory for a guard, or no stream: nothing was taken; a later call tries again
   }
+  gone = queue.take_gone();
   return moved;
 }
 
@@ -343,30 +340,6 @@ void Manager::finish(TransferJob& job) noexcept {
   }
   for (Waker& waker : wakers) waker.fire();
   runtime_->device().progress().bump();
-}
-
-void Manager::record(const TransferJob& job, TransferState state, Nanoseconds observed,
-                     const CopyQueue::Times& times) noexcept {
-  const TimelineRecord entry{job.id,
-                             job.kind,
-                             job.priority(),
-                             state,
-                             job.staged(),
-                             job.device_blocks.size(),
-                             job.batch().bytes(),
-                             job.requested,
-                             job.submitted_at(),
-                             times.started,
-                             times.completed,
-                             observed,
-                             -1};
-  std::shared_ptr<Event> first_use;
-  {
-    const std::lock_guard lock(mutex_);
-    count(side(job.batch().direction()).stats, entry);
-    first_use = job.first_use;
-  }
-  timeline_.add(entry, std::move(first_use));
 }
 
 // ---- 5 restore ----

@@ -7,6 +7,50 @@
 
 namespace kvmem {
 
+namespace {
+
+void count(DirectionStats& stats, const TimelineRecord& ended) noexcept {
+  const bool done = ended.state == TransferState::done;
+  ++(done ? stats.done : ended.state == TransferState::failed ? stats.failed : stats.cancelled);
+  if (done) {
+    stats.blocks_done += ended.blocks;
+    stats.bytes_done += ended.bytes;
+    if (ended.staged) stats.bytes_staged += ended.bytes;
+  }
+  if (ended.submitted < 0) return;
+  const auto delay_us = static_cast<std::uint64_t>((ended.submitted - ended.requested) / 1000);
+  stats.queue_delay_total_us += delay_us;
+  stats.queue_delay_max_us = std::max(stats.queue_delay_max_us, delay_us);
+  stats.guard_wait_total_us +=
+      static_cast<std::uint64_t>((ended.observed - ended.submitted) / 1000);
+}
+
+}  // namespace
+
+void Manager::record(const TransferJob& job, TransferState state, Nanoseconds observed,
+                     const CopyQueue::Times& times) noexcept {
+  const TimelineRecord entry{job.id,
+                             job.kind,
+                             job.priority(),
+                             state,
+                             job.staged(),
+                             job.device_blocks.size(),
+                             job.batch().bytes(),
+                             job.requested,
+                             job.submitted_at(),
+                             times.started,
+                             times.completed,
+                             observed,
+                             -1};
+  std::shared_ptr<Event> first_use;
+  {
+    const std::lock_guard lock(mutex_);
+    count(side(job.batch().direction()).stats, entry);
+    first_use = job.first_use;
+  }
+  timeline_.add(entry, std::move(first_use));
+}
+
 std::vector<Report> Manager::poll() {
   mark_.expect_same_process("the manager");
   runtime_->advance();

@@ -32,6 +32,7 @@ void Runtime::add(std::weak_ptr<Submitter> submitter) {
   const std::lock_guard lock(mutex_);
   std::erase_if(submitters_, [](const auto& other) { return other.expired(); });
   submitters_.push_back(std::move(submitter));
+  device_->progress().bump();  // who walks over them just now may have missed one
 }
 
 bool Runtime::advance() noexcept {
@@ -167,7 +168,8 @@ Runtime::Mark Runtime::mark_event(EventHandle event) {
   if (device_->query(event) == EventState::done) return {};
   const std::lock_guard lock(spare_mutex_);
   Spare& spare = spare_stream();
-  Mark mark{std::make_shared<Event>(events_->acquire()), spare.stream.id(), spare.stream.handle()};
+  Mark mark{std::make_shared<Event>(events_->acquire()), spare.stream.id(), spare.stream.handle(),
+            true};
   device_->wait(mark.stream, event);
   mark.event->record(mark.stream);
   spare.last = mark.event;
@@ -211,8 +213,8 @@ void Runtime::release_after(HostBlocks& blocks, const std::vector<Mark>& marks) 
   std::vector<Prepared> prepared;
   for (const Mark& mark : marks) {
     if (!mark.event) continue;
-    // Not ours: the caller may destroy its stream, so nothing more is recorded on it.
-    prepared.push_back({recycle_.line(mark.stream_id, mark.stream, false),
+    // The caller may destroy its stream, so nothing more is recorded on that.
+    prepared.push_back({recycle_.line(mark.stream_id, mark.stream, mark.ours),
                         std::make_unique<ReleaseGuard>(blocks.hold_for_copy())});
     prepared.back().guard->event = mark.event;
   }

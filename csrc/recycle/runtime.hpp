@@ -68,6 +68,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     std::shared_ptr<Event> event;  // null: nothing is pending
     std::uint64_t stream_id = 0;   // the stream it was recorded on
     StreamHandle stream = 0;
+    bool ours = false;  // that stream is kvmem's own
   };
   [[nodiscard]] Mark mark_stream(StreamHandle stream);
   [[nodiscard]] Mark mark_event(EventHandle event);
