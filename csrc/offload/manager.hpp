@@ -65,7 +65,7 @@ struct CloseReport {
 class Manager final : public Submitter, public std::enable_shared_from_this<Manager> {
  public:
   // Throws InvalidArgument (a layout of another memory, block sizes that differ, a bound out of
-  // range), Closed.
+  // range).
   [[nodiscard]] static std::shared_ptr<Manager> make(std::shared_ptr<Runtime> runtime,
                                                      KVLayout layout,
                                                      std::shared_ptr<BlockPool> pool,
