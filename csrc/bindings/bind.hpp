@@ -13,7 +13,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/gil.hpp"
-#include "device/host_device.hpp"
+#include "device/model_device.hpp"
 #include "offload/manager.hpp"
 
 namespace kvmem::bindings {
@@ -31,7 +31,7 @@ void bind_manager(py::module_& module);
 
 struct PyDevice {
   std::shared_ptr<Runtime> runtime;
-  std::shared_ptr<HostDevice> host;  // null unless it is one
+  std::shared_ptr<ModelDevice> host;  // null unless it is one
 };
 
 struct PyStream;  // bind_device.cpp

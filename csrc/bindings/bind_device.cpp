@@ -2,6 +2,7 @@
 
 #include "base/check.hpp"
 #include "bindings/bind_stream.hpp"
+#include "device/host_device.hpp"
 
 namespace kvmem::bindings {
 
@@ -184,7 +185,7 @@ void bind_streams(py::module_& module) {
       .def(
           "set",
           [](PyEvent& self) {
-            auto* const host = dynamic_cast<HostDevice*>(&self.runtime->device());
+            auto* const host = dynamic_cast<ModelDevice*>(&self.runtime->device());
             if (host == nullptr)
               throw InvalidArgument("set() is for events of Device.host_event()");
             host->signal(self.event.handle());

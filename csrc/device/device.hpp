@@ -51,6 +51,9 @@ struct DeviceInfo {
   std::size_t max_descriptors = 0;  // per submission
   std::string copy_kernel;          // what moves the bytes
   bool wakes_sleepers = true;       // progress() moves when an event is reached; else: poll
+  // now() moves only where somebody sleeps with `help` or moves it: no thread of kvmem's runs.
+  bool virtual_time = false;
+  bool has_bytes = true;  // false: memory is addresses only, and copies move nothing
 };
 
 class Device {

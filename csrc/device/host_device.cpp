@@ -21,7 +21,6 @@ namespace kvmem {
 
 namespace {
 
-constexpr const char* name = "the host device";  // in messages
 // Enough to hide the hand-over between threads, small enough that a batch feeds all workers.
 constexpr std::size_t piece_bytes = std::size_t{512} << 10;
 constexpr unsigned most_workers = 4;  // more do not make memory faster
@@ -33,16 +32,19 @@ struct Piece {
   std::size_t first, first_byte;
   std::size_t end, end_byte;
 
-  void move_bytes() const noexcept {
+  std::size_t move_bytes() const noexcept {  // returns how many
     const CopyDescriptors& batch = copy->batch;
-    std::size_t from = first_byte;
+    std::size_t from = first_byte, moved = 0;
     for (std::size_t i = first; i < end; ++i, from = 0) {
       copy_bytes(batch.targets[i] + from, batch.sources[i] + from, batch.sizes[i] - from);
+      moved += batch.sizes[i] - from;
     }
     if (end_byte > from) {
       copy_bytes(batch.targets[end] + from, batch.sources[end] + from, end_byte - from);
+      moved += end_byte - from;
     }
     store_fence();
+    return moved;
   }
 };
 
@@ -67,17 +69,7 @@ Piece take_piece(ModelCopy& copy) {
   return piece;
 }
 
-void check_descriptors(const CopyDescriptors& batch) {
-  KVMEM_EXPECTS(batch.count <= most_descriptors, "a batch of ", batch.count,
-                " copies exceeds max_descriptors ", most_descriptors);
-  KVMEM_EXPECTS(batch.targets && batch.sources && batch.sizes, "a batch without arrays");
-  for (std::size_t i = 0; i < batch.count; ++i) {
-    KVMEM_EXPECTS(batch.targets[i] && batch.sources[i], "copy ", i, " of the batch has no address");
-    KVMEM_EXPECTS(batch.sizes[i] > 0, "copy ", i, " of the batch has no bytes");
-  }
-}
-
-class CpuDevice final : public HostDevice {
+class CpuDevice final : public ModelDevice {
  public:
   explicit CpuDevice(const HostDeviceOptions& options);
   ~CpuDevice() override { stop_workers(); }
@@ -91,32 +83,12 @@ class CpuDevice final : public HostDevice {
   void pin(void* base, std::size_t bytes) override;
   void unpin(void* base, std::size_t bytes) noexcept override;
 
-  [[nodiscard]] StreamHandle create_stream() override;
-  void destroy_stream(StreamHandle stream) noexcept override;
-  [[nodiscard]] std::uint64_t stream_id(StreamHandle stream) override;
-
-  [[nodiscard]] EventHandle create_event(bool timing) override;
-  void destroy_event(EventHandle event) noexcept override;
-  void record(EventHandle event, StreamHandle stream) override;
-  void wait(StreamHandle stream, EventHandle event) override;
-  [[nodiscard]] EventState query(EventHandle event) noexcept override;
-  [[nodiscard]] bool recorded(EventHandle event) const override;
-  [[nodiscard]] Nanoseconds event_time(EventHandle event) override;
-  void record_unsignalled(EventHandle event) override;
-  void signal(EventHandle event) override;
-
   void copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
             StreamHandle stream) override;
   void sleep(std::uint64_t seen, Nanoseconds at_most, bool help) override;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-
-  // Every use of the model. In a forked child the mutex may be locked for ever.
-  [[nodiscard]] Lock lock() const {
-    mark_.expect_same_process(name);
-    return Lock(mutex_);
-  }
+  void freed() override { wake_worker(); }
   void start_workers(unsigned count);
   void stop_workers() noexcept;
   void work() noexcept;
@@ -124,16 +96,17 @@ class CpuDevice final : public HostDevice {
   void copy_one_piece(ModelCopy& copy, Lock& held) noexcept;
   void wake_worker() noexcept;
 
-  const ProcessMark mark_;
+  void hold_to_speed(std::size_t bytes, Nanoseconds since) const;
+
+  const double most_bytes_per_second_;
   DeviceInfo info_;
-  mutable std::mutex mutex_;
   std::condition_variable work_;
-  StreamModel model_;
   bool stopping_ = false;
   std::vector<std::thread> workers_;
 };
 
-CpuDevice::CpuDevice(const HostDeviceOptions& options) {
+CpuDevice::CpuDevice(const HostDeviceOptions& options)
+    : ModelDevice("the host device"), most_bytes_per_second_(options.most_bytes_per_second) {
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const unsigned wanted = options.workers > 0 ? options.workers : std::min(cores, most_workers);
   info_.kind = "host";
@@ -197,13 +170,21 @@ void CpuDevice::copy_one_piece(ModelCopy& copy, Lock& held) noexcept {
   const bool more = copy_with_pieces() != nullptr;
   held.unlock();
   if (more) wake_worker();
-  piece.move_bytes();
+  const Nanoseconds since = now();
+  const std::size_t moved = piece.move_bytes();
+  if (most_bytes_per_second_ > 0) hold_to_speed(moved, since);
   held.lock();
   if (--copy.pieces_running > 0 || !all_taken(copy)) return;
   if (!model_.ended(&copy, now())) return;
   held.unlock();
   progress().bump();
   held.lock();
+}
+
+void CpuDevice::hold_to_speed(std::size_t bytes, Nanoseconds since) const {
+  const double seconds = static_cast<double>(bytes) / most_bytes_per_second_;
+  const auto end = since + static_cast<Nanoseconds>(seconds * 1e9);
+  std::this_thread::sleep_for(std::chrono::nanoseconds(end - now()));
 }
 
 void CpuDevice::wake_worker() noexcept {
@@ -216,7 +197,7 @@ void CpuDevice::wake_worker() noexcept {
 
 void CpuDevice::copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
                      StreamHandle stream) {
-  if (batch.count > 0) check_descriptors(batch);
+  if (batch.count > 0) expect_descriptors(batch, info_);
   {
     const Lock held = lock();
     static_cast<void>(model_.stream_id(stream));
@@ -231,7 +212,7 @@ void CpuDevice::copy(const CopyDescriptors& batch, Direction direction, SourceAc
 }
 
 void CpuDevice::sleep(std::uint64_t seen, Nanoseconds at_most, bool help) {
-  mark_.expect_same_process(name);
+  mark_.expect_same_process("the host device");
   if (help && at_most > 0 && progress().value() == seen) {
     Lock held(mutex_);
     if (ModelCopy* const copy = copy_with_pieces()) {
@@ -245,98 +226,17 @@ void CpuDevice::sleep(std::uint64_t seen, Nanoseconds at_most, bool help) {
   progress().sleep(seen, std::chrono::nanoseconds(at_most));
 }
 
-// ---- streams and events ----
+// ---- the clock ----
 
 Nanoseconds CpuDevice::now() const noexcept {
   const auto since_start = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since_start).count();
 }
 
-StreamHandle CpuDevice::create_stream() {
-  const Lock held = lock();
-  return model_.create_stream();
-}
-
-void CpuDevice::destroy_stream(StreamHandle stream) noexcept {
-  if (mark_.forked()) return;
-  const Lock held(mutex_);
-  try {
-    model_.destroy_stream(stream);
-  } catch (const InvalidArgument&) {
-    KVMEM_INVARIANT(!"a stream is destroyed once");
-  }
-}
-
-std::uint64_t CpuDevice::stream_id(StreamHandle stream) {
-  const Lock held = lock();
-  return model_.stream_id(stream);
-}
-
-EventHandle CpuDevice::create_event(bool timing) {
-  const Lock held = lock();
-  return model_.create_event(timing);
-}
-
-void CpuDevice::destroy_event(EventHandle event) noexcept {
-  if (mark_.forked()) return;
-  const Lock held(mutex_);
-  try {
-    model_.destroy_event(event);
-  } catch (const InvalidArgument&) {
-    KVMEM_INVARIANT(!"an event is destroyed once");
-  }
-}
-
-void CpuDevice::record(EventHandle event, StreamHandle stream) {
-  Lock held = lock();
-  const bool reached = model_.record(event, stream, now());
-  held.unlock();
-  if (reached) progress().bump();
-}
-
-void CpuDevice::wait(StreamHandle stream, EventHandle event) {
-  const Lock held = lock();
-  model_.wait(stream, event);
-}
-
-EventState CpuDevice::query(EventHandle event) noexcept {
-  if (mark_.forked()) return EventState::lost;
-  const Lock held(mutex_);
-  try {
-    return model_.done(event) ? EventState::done : EventState::pending;
-  } catch (const InvalidArgument&) {
-    return EventState::failed;
-  }
-}
-
-bool CpuDevice::recorded(EventHandle event) const {
-  const Lock held = lock();
-  return model_.recorded(event);
-}
-
-Nanoseconds CpuDevice::event_time(EventHandle event) {
-  const Lock held = lock();
-  return model_.reached_at(event);
-}
-
-void CpuDevice::record_unsignalled(EventHandle event) {
-  const Lock held = lock();
-  model_.record_unsignalled(event);
-}
-
-void CpuDevice::signal(EventHandle event) {
-  {
-    const Lock held = lock();
-    model_.signal(event, now());
-  }
-  progress().bump();
-  wake_worker();
-}
-
 // ---- memory ----
 
 void* CpuDevice::allocate(std::size_t bytes) {
-  mark_.expect_same_process(name);
+  mark_.expect_same_process("the host device");
   return map_memory(bytes);
 }
 
@@ -345,7 +245,7 @@ void CpuDevice::deallocate(void* base, std::size_t bytes) noexcept {
 }
 
 void CpuDevice::pin(void* base, std::size_t bytes) {
-  mark_.expect_same_process(name);
+  mark_.expect_same_process("the host device");
   lock_memory(base, bytes);
 }
 
@@ -356,7 +256,7 @@ void CpuDevice::unpin(void* base, std::size_t bytes) noexcept {
 }  // namespace
 
 // Leaked whole where it must be: its locks may be in use by threads that no longer or still run.
-std::shared_ptr<HostDevice> make_host_device(const HostDeviceOptions& options) {
+std::shared_ptr<ModelDevice> make_host_device(const HostDeviceOptions& options) {
   return {new CpuDevice(options), [](CpuDevice* device) {
             if (!device->must_leak()) delete device;
           }};

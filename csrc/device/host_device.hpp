@@ -13,25 +13,19 @@
 
 #include <memory>
 
-#include "device/device.hpp"
+#include "device/model_device.hpp"
 
 namespace kvmem {
 
 struct HostDeviceOptions {
   unsigned workers = 0;     // 0: one per core, at most 4
   bool no_workers = false;  // only sleepers with `help` copy: a test chooses when bytes move
-};
-
-class HostDevice : public Device {
- public:
-  // For CPU engines whose compute is no stream of ours: an event that is pending until signal().
-  // It cannot be recorded again before, and what waits for it waits for ever if it is destroyed
-  // before. Both throw InvalidArgument for an event in the wrong state.
-  virtual void record_unsignalled(EventHandle event) = 0;
-  virtual void signal(EventHandle event) = 0;
+  // Of each thread that copies; 0: as fast as memory goes. For tests that want to see copies in
+  // flight.
+  double most_bytes_per_second = 0;
 };
 
 // Throws Error when a worker cannot be started.
-[[nodiscard]] std::shared_ptr<HostDevice> make_host_device(const HostDeviceOptions& options = {});
+[[nodiscard]] std::shared_ptr<ModelDevice> make_host_device(const HostDeviceOptions& options = {});
 
 }  // namespace kvmem

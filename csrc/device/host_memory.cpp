@@ -45,6 +45,18 @@ void* map_memory(std::size_t bytes) {
   return base;
 }
 
+void* map_addresses(std::size_t bytes) {
+  KVMEM_EXPECTS(bytes > 0, "zero bytes of memory");
+  constexpr std::size_t most_bytes = std::size_t{1} << 47;  // keeps round_up() exact
+  const Shortage shortage{"bytes of address space", bytes, most_bytes, most_bytes, 0, 0};
+  if (bytes > most_bytes) throw CapacityError("cannot map addresses", shortage);
+  void* const base = mmap(nullptr, round_up(bytes, page_bytes()), PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED)
+    throw CapacityError(text("cannot map addresses: ", std::strerror(errno)), shortage);
+  return base;
+}
+
 void unmap_memory(void* base, std::size_t bytes) noexcept {
   munmap(base, round_up(bytes, page_bytes()));
 }

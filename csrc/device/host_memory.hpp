@@ -14,6 +14,8 @@ namespace kvmem {
 // Page aligned, zeroed on first touch, on huge pages where the kernel has them. Throws
 // InvalidArgument for zero bytes, CapacityError for more than is available now.
 [[nodiscard]] void* map_memory(std::size_t bytes);
+// The same without memory behind it, so that terabytes fit: whoever touches a byte crashes.
+[[nodiscard]] void* map_addresses(std::size_t bytes);
 void unmap_memory(void* base, std::size_t bytes) noexcept;
 
 // Throws InvalidArgument unless the range is whole pages, CapacityError when the kernel refuses.

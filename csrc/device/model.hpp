@@ -31,6 +31,7 @@ struct ModelCopy {
   CopyDescriptors batch;
   Direction direction = Direction::to_host;
   SourceAccess access = SourceAccess::stream_order;
+  std::uint64_t number = 0;  // the owner's own name for it
   // The owner's, to cut the batch into pieces: the first descriptor not yet taken, how many of its
   // bytes are, and how many pieces are being copied.
   std::size_t next_descriptor = 0;

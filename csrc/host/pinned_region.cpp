@@ -16,6 +16,7 @@
 
 #include "base/check.hpp"
 #include "base/proc_file.hpp"
+#include "device/host_memory.hpp"
 #include "host/budget.hpp"
 #include "host/numa.hpp"
 #include "host/page_touch.hpp"
@@ -94,6 +95,13 @@ PinnedRegion PinnedRegion::map(std::size_t bytes, const RegionOptions& options) 
   KVMEM_EXPECTS(bytes > 0, "a region of zero bytes");
   if (options.numa_node) expect_numa_node(*options.numa_node);
   if (bytes > most_mapped_bytes) refuse("cannot map memory", "address space", bytes, ENOMEM);
+  if (!options.has_bytes) {
+    PinnedRegion region;
+    region.data_ = static_cast<std::byte*>(map_addresses(bytes));
+    region.facts_.bytes = round_up(bytes, system_page_bytes());
+    region.facts_.has_bytes = false;
+    return region;
+  }
   if (options.hugepages != HugePages::never) {
     // No budget: reserved pages are taken already, so MemAvailable says nothing about them.
     try {

@@ -41,6 +41,7 @@ struct RegionOptions {
   HugePages hugepages = HugePages::never;
   std::optional<int> numa_node = std::nullopt;
   bool shared = false;         // memfd instead of private memory
+  bool has_bytes = true;       // false: addresses only, of no budget; whoever touches one crashes
   unsigned touch_threads = 0;  // 0: one per core, at most 8
   // Called from the mapping thread, at least every 64 MiB; returning false cancels (throws
   // Cancelled).
@@ -52,6 +53,7 @@ struct RegionFacts {
   std::size_t page_bytes = 4096;        // of the mapping; transparent huge pages do not show here
   bool transparent_huge_pages = false;  // asked for and accepted
   std::optional<int> numa_node;
+  bool has_bytes = true;
   bool pinned = false;
   int memfd = -1;
   double touch_seconds = 0;

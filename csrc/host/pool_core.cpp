@@ -8,13 +8,22 @@
 
 namespace kvmem::detail {
 
+namespace {
+
+RegionOptions region_for(const Device& device, RegionOptions options) {
+  options.has_bytes = device.info().has_bytes;
+  return options;
+}
+
+}  // namespace
+
 PoolCore::PoolCore(std::shared_ptr<Device> device, const PoolOptions& options,
                    std::size_t slot_bytes, std::uint32_t capacity)
     : device_(std::move(device)),
       block_bytes_(options.block_bytes),
       slot_bytes_(slot_bytes),
       capacity_(capacity),
-      region_(PinnedRegion::map(slot_bytes * capacity, options.region)),
+      region_(PinnedRegion::map(slot_bytes * capacity, region_for(*device_, options.region))),
       table_(capacity),
       tickets_(capacity) {
   const bool pins = options.pin == Pin::required ||

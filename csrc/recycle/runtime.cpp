@@ -106,7 +106,7 @@ std::unique_ptr<Runtime::ReaperLease> Runtime::lease_reaper() {
   auto lease = std::make_unique<ReaperLease>(shared_from_this());
   const std::lock_guard lock(mutex_);
   ++leases_;
-  if (!reaper_runs_) {
+  if (!reaper_runs_ && !device_->info().virtual_time) {
     // Detached: it keeps the runtime alive by itself, and it may be the one to let go of the last
     // manager.
     const SignalsBlocked blocked;

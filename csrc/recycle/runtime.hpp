@@ -56,7 +56,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] std::optional<Nanoseconds> deadline_after(std::optional<double> seconds) const;
 
   // The reaper lives while anybody holds one of these; dropping the last waits for its end (not
-  // from itself).
+  // from itself). A device in virtual time has no reaper: whoever moves its clock advances.
   class ReaperLease;
   [[nodiscard]] std::unique_ptr<ReaperLease> lease_reaper();
 

@@ -1,5 +1,5 @@
 // What holds for every kind of device, whatever it is made of. The facts are in *_facts.cpp, one
-// sentence each; a kind joins by instantiating the suite with a DeviceKind (host_contract.cpp).
+// sentence each; a kind joins by instantiating the suite with a DeviceKind (model_contract.cpp).
 //
 // The facts never touch device memory: they look at it by copying it back. They use few seconds of
 // wall time, and wait for conditions, never for time to pass.

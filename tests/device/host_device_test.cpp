@@ -25,7 +25,7 @@ using test::record_now;
 using test::second;
 using test::settle;
 
-TEST(HostDevice, SaysWhatItIs) {
+TEST(ModelDevice, SaysWhatItIs) {
   const auto device = make_host_device({.workers = 3});
   EXPECT_EQ(device->info().kind, "host");
   EXPECT_EQ(device->info().name, "host");
@@ -37,7 +37,7 @@ TEST(HostDevice, SaysWhatItIs) {
   EXPECT_LE(automatic, 4U);
 }
 
-TEST(HostDevice, WorkersNeedNoHelp) {
+TEST(ModelDevice, WorkersNeedNoHelp) {
   const auto device = make_host_device({.workers = 2});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(10 * piece + 123, 1);
@@ -51,7 +51,7 @@ TEST(HostDevice, WorkersNeedNoHelp) {
   }
 }
 
-TEST(HostDevice, AHelperCopiesOnePieceEachTime) {
+TEST(ModelDevice, AHelperCopiesOnePieceEachTime) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(3 * piece + 100, 1);
@@ -68,7 +68,7 @@ TEST(HostDevice, AHelperCopiesOnePieceEachTime) {
   EXPECT_EQ(device->query(end), EventState::done);
 }
 
-TEST(HostDevice, APieceIsManySmallSegments) {
+TEST(ModelDevice, APieceIsManySmallSegments) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   constexpr std::size_t bytes = 4096, count = 3 * piece / bytes;
@@ -92,7 +92,7 @@ TEST(HostDevice, APieceIsManySmallSegments) {
   EXPECT_EQ(target, source);
 }
 
-TEST(HostDevice, OneWhoSleepsWithoutHelpingOrWithoutTimeCopiesNothing) {
+TEST(ModelDevice, OneWhoSleepsWithoutHelpingOrWithoutTimeCopiesNothing) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(100, 1);
@@ -105,7 +105,7 @@ TEST(HostDevice, OneWhoSleepsWithoutHelpingOrWithoutTimeCopiesNothing) {
   EXPECT_EQ(target, filled(100, 0));
 }
 
-TEST(HostDevice, AHelperThatSleepsIsWokenByNewWorkWhenThereIsNoWorker) {
+TEST(ModelDevice, AHelperThatSleepsIsWokenByNewWorkWhenThereIsNoWorker) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(100, 1);
@@ -123,7 +123,7 @@ TEST(HostDevice, AHelperThatSleepsIsWokenByNewWorkWhenThereIsNoWorker) {
   EXPECT_EQ(target, source);
 }
 
-TEST(HostDevice, AnUnsignalledEventIsPendingUntilItsSignalWhichMovesProgress) {
+TEST(ModelDevice, AnUnsignalledEventIsPendingUntilItsSignalWhichMovesProgress) {
   const auto device = make_host_device();
   const StreamHandle stream = device->create_stream();
   const EventHandle compute = device->create_event(true);
@@ -141,7 +141,7 @@ TEST(HostDevice, AnUnsignalledEventIsPendingUntilItsSignalWhichMovesProgress) {
   EXPECT_THROW(device->signal(compute), InvalidArgument);
 }
 
-TEST(HostDevice, ProgressMovesWhenAnEventIsReached) {
+TEST(ModelDevice, ProgressMovesWhenAnEventIsReached) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(1000, 1);
@@ -159,7 +159,7 @@ TEST(HostDevice, ProgressMovesWhenAnEventIsReached) {
   EXPECT_NE(device->progress().value(), before_record);
 }
 
-TEST(HostDevice, AHelperThatLeavesCallsForHelpWithWhatItSetFree) {
+TEST(ModelDevice, AHelperThatLeavesCallsForHelpWithWhatItSetFree) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(1000, 1);
@@ -174,7 +174,7 @@ TEST(HostDevice, AHelperThatLeavesCallsForHelpWithWhatItSetFree) {
   }
 }
 
-TEST(HostDevice, ASignalWakesTheWorkersForWhatItSetsFree) {
+TEST(ModelDevice, ASignalWakesTheWorkersForWhatItSetsFree) {
   const auto device = make_host_device({.workers = 1});
   const StreamHandle stream = device->create_stream();
   const EventHandle stall = device->create_event(false);
@@ -193,7 +193,7 @@ TEST(HostDevice, ASignalWakesTheWorkersForWhatItSetsFree) {
   EXPECT_EQ(target, source);
 }
 
-TEST(HostDevice, ABatchOverTheCapIsRefused) {
+TEST(ModelDevice, ABatchOverTheCapIsRefused) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source(1);
@@ -209,7 +209,7 @@ TEST(HostDevice, ABatchOverTheCapIsRefused) {
 
 // Chains of small copies over several streams, by several threads, some of them helping: if a
 // wake-up is lost anywhere, somebody sleeps for ever.
-TEST(HostDevice, NobodySleepsForEver) {
+TEST(ModelDevice, NobodySleepsForEver) {
   const auto device = make_host_device({.workers = 3});
   std::vector<StreamHandle> streams;
   for (int i = 0; i < 6; ++i) streams.push_back(device->create_stream());

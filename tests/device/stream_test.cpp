@@ -22,7 +22,7 @@ class EventPoolTest : public ::testing::Test {
     device_->wait(stream.handle(), stall_);
   }
 
-  std::shared_ptr<HostDevice> device_ = make_host_device({.no_workers = true});
+  std::shared_ptr<ModelDevice> device_ = make_host_device({.no_workers = true});
   std::shared_ptr<EventPool> pool_ = std::make_shared<EventPool>(device_, false);
   Stream stream_{device_};
   EventHandle stall_ = 0;

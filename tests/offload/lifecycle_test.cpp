@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
+#include "device/host_device.hpp"
 #include "support/offload_world.hpp"
 #include "support/wait_for.hpp"
 

@@ -22,6 +22,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
+#include "device/host_device.hpp"
 #include "support/offload_world.hpp"
 
 namespace kvmem::test {

@@ -1,3 +1,4 @@
+#include "device/host_device.hpp"
 #include "recycle/recycle_queue.hpp"
 
 #include <string>

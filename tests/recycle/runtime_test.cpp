@@ -1,3 +1,4 @@
+#include "device/host_device.hpp"
 #include "recycle/runtime.hpp"
 
 #include <cstring>

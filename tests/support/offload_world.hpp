@@ -16,6 +16,7 @@
 
 #include <gtest/gtest.h>
 
+#include "device/host_device.hpp"
 #include "offload/manager.hpp"
 #include "support/scripted_device.hpp"
 #include "support/stall.hpp"
@@ -121,7 +122,7 @@ class CacheMemory {
 
 class World {
  public:
-  explicit World(std::shared_ptr<HostDevice> device, const WorldOptions& options = {})
+  explicit World(std::shared_ptr<ModelDevice> device, const WorldOptions& options = {})
       : device_(std::move(device)),
         cache_(options.device_blocks),
         runtime_(Runtime::make(device_)),
@@ -147,8 +148,8 @@ class World {
     EXPECT_TRUE(quiet) << "a test left something that never ends";
   }
 
-  [[nodiscard]] HostDevice& device() { return *device_; }
-  [[nodiscard]] const std::shared_ptr<HostDevice>& device_ptr() { return device_; }
+  [[nodiscard]] ModelDevice& device() { return *device_; }
+  [[nodiscard]] const std::shared_ptr<ModelDevice>& device_ptr() { return device_; }
   [[nodiscard]] CacheMemory& cache() { return cache_; }
   [[nodiscard]] Runtime& runtime() { return *runtime_; }
   [[nodiscard]] BlockPool& pool() { return *pool_; }
@@ -239,14 +240,14 @@ class World {
     return made;
   }
 
-  std::shared_ptr<HostDevice> device_;
+  std::shared_ptr<ModelDevice> device_;
   CacheMemory cache_;
   std::shared_ptr<Runtime> runtime_;
   std::shared_ptr<BlockPool> pool_;
   std::shared_ptr<Manager> manager_;
 };
 
-inline std::shared_ptr<HostDevice> still_device() { return make_host_device({.no_workers = true}); }
+inline std::shared_ptr<ModelDevice> still_device() { return make_host_device({.no_workers = true}); }
 
 [[nodiscard]] inline ManagerConfig without_reaper() {
   ManagerConfig config;

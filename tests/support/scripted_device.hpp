@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "device/host_device.hpp"
+#include "device/model_device.hpp"
 #include "device/model.hpp"
 
 namespace kvmem::test {
@@ -48,9 +48,10 @@ struct ScriptedOptions {
   std::size_t max_descriptors = 1 << 16;
 };
 
-class ScriptedDevice final : public HostDevice {
+class ScriptedDevice final : public ModelDevice {
  public:
-  explicit ScriptedDevice(const ScriptedOptions& options = {}) : options_(options) {
+  explicit ScriptedDevice(const ScriptedOptions& options = {})
+      : ModelDevice("the scripted device"), options_(options) {
     info_.kind = "scripted";
     info_.name = "host";
     info_.needs_pinned_host = options.needs_pinned_host;
@@ -152,7 +153,7 @@ class ScriptedDevice final : public HostDevice {
   void* allocate(std::size_t bytes) override { return ::operator new(bytes); }
   void deallocate(void* base, std::size_t) noexcept override { ::operator delete(base); }
   void pin(void* base, std::size_t bytes) override {
-    const auto held = enter({.kind = CallKind::pin});
+    const auto held = let_in({.kind = CallKind::pin});
     if (held.verdict != std::nullopt) throw CapacityError("scripted", {.bound = "pins"});
     pinned_.emplace_back(static_cast<std::byte*>(base), bytes);
   }
@@ -162,7 +163,7 @@ class ScriptedDevice final : public HostDevice {
   }
 
   StreamHandle create_stream() override {
-    const auto held = enter({.kind = CallKind::create_stream});
+    const auto held = let_in({.kind = CallKind::create_stream});
     if (held.verdict) throw CopyFailed("scripted: create_stream");
     ++live_streams_;
     return model_.create_stream();
@@ -178,7 +179,7 @@ class ScriptedDevice final : public HostDevice {
   }
 
   EventHandle create_event(bool timing) override {
-    const auto held = enter({.kind = CallKind::create_event});
+    const auto held = let_in({.kind = CallKind::create_event});
     if (held.verdict) throw CopyFailed("scripted: create_event");
     ++live_events_;
     return model_.create_event(timing);
@@ -191,20 +192,20 @@ class ScriptedDevice final : public HostDevice {
   void record(EventHandle event, StreamHandle stream) override {
     bool reached = false;
     {
-      const auto held = enter({.kind = CallKind::record, .stream = stream, .event = event});
+      const auto held = let_in({.kind = CallKind::record, .stream = stream, .event = event});
       if (held.verdict != Failure::refused) reached = model_.record(event, stream, tick());
       if (held.verdict) throw CopyFailed("scripted: record");
     }
     if (reached) progress().bump();
   }
   void wait(StreamHandle stream, EventHandle event) override {
-    const auto held = enter({.kind = CallKind::wait, .stream = stream, .event = event});
+    const auto held = let_in({.kind = CallKind::wait, .stream = stream, .event = event});
     if (held.verdict != Failure::refused) model_.wait(stream, event);
     if (held.verdict) throw CopyFailed("scripted: wait");
   }
   EventState query(EventHandle event) noexcept override {
     try {
-      const auto held = enter({.kind = CallKind::query, .event = event});
+      const auto held = let_in({.kind = CallKind::query, .event = event});
       if (held.verdict) return EventState::failed;
       return model_.done(event) ? EventState::done : EventState::pending;
     } catch (const DeviceLost&) {
@@ -239,7 +240,7 @@ class ScriptedDevice final : public HostDevice {
     for (std::size_t i = 0; i < batch.count; ++i) call.bytes += batch.sizes[i];
     call.access = access;
     call.first_target = batch.targets[0];
-    const auto held = enter(call);
+    const auto held = let_in(call);
     expect_copy(batch, direction);
     if (held.verdict != Failure::refused) queue(batch, direction, stream);
     if (held.verdict) throw CopyFailed("scripted: copy");
@@ -277,7 +278,7 @@ class ScriptedDevice final : public HostDevice {
     std::optional<Failure> verdict;
   };
 
-  Entered enter(const Call& call) {
+  Entered let_in(const Call& call) {
     run_hook(call.kind);
     Entered entered{std::unique_lock(mutex_), std::nullopt};
     calls_.push_back(call);

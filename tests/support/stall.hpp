@@ -4,16 +4,16 @@
 #include <memory>
 #include <utility>
 
-#include "device/host_device.hpp"
+#include "device/model_device.hpp"
 
 namespace kvmem::test {
 
 class Stall {
  public:
-  Stall(std::shared_ptr<HostDevice> device, StreamHandle stream) : Stall(std::move(device)) {
+  Stall(std::shared_ptr<ModelDevice> device, StreamHandle stream) : Stall(std::move(device)) {
     device_->wait(stream, event_);
   }
-  explicit Stall(std::shared_ptr<HostDevice> device) : device_(std::move(device)) {
+  explicit Stall(std::shared_ptr<ModelDevice> device) : device_(std::move(device)) {
     event_ = device_->create_event(false);
     device_->record_unsignalled(event_);
   }
@@ -30,7 +30,7 @@ class Stall {
   }
 
  private:
-  std::shared_ptr<HostDevice> device_;
+  std::shared_ptr<ModelDevice> device_;
   EventHandle event_ = 0;
   bool open_ = false;
 };
