@@ -20,15 +20,14 @@ std::optional<std::uint64_t> number_in(const std::string& word) {
 
 }  // namespace
 
-std::optional<std::uint64_t> number_in_file(const std::filesystem::path& path) {
+std::optional<std::uint64_t> number_in_file(const std::string& path) {
   std::ifstream file(path);
   std::string word, more;
   if (!(file >> word) || file >> more) return std::nullopt;
   return number_in(word);
 }
 
-std::optional<std::uint64_t> number_of_key(const std::filesystem::path& path,
-                                           const std::string& key) {
+std::optional<std::uint64_t> number_of_key(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);

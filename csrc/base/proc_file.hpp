@@ -2,17 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 
 namespace kvmem {
 
 // The only word of the file. Nothing where the file or the number is not there or does not fit.
-[[nodiscard]] std::optional<std::uint64_t> number_in_file(const std::filesystem::path& path);
+[[nodiscard]] std::optional<std::uint64_t> number_in_file(const std::string& path);
 
 // The number behind `key` in a file of lines "key number" or "key: number kB".
-[[nodiscard]] std::optional<std::uint64_t> number_of_key(const std::filesystem::path& path,
+[[nodiscard]] std::optional<std::uint64_t> number_of_key(const std::string& path,
                                                          const std::string& key);
 
 }  // namespace kvmem

@@ -18,7 +18,8 @@ WakeList::~WakeList() { close(descriptor_); }
 
 void WakeList::reserve() {
   const std::lock_guard lock(mutex_);
-  if (++wakers_ > fired_.capacity()) fired_.reserve(2 * wakers_);
+  if (wakers_ + 1 > fired_.capacity()) fired_.reserve(2 * (wakers_ + 1));
+  ++wakers_;
 }
 
 void WakeList::forget() noexcept {
@@ -37,9 +38,10 @@ void WakeList::fire(std::uint64_t token) noexcept {
 
 std::vector<std::uint64_t> WakeList::drain() {
   const std::lock_guard lock(mutex_);
+  // A copy: fired_ keeps its room. Before the read: without memory for it, it stays readable.
+  std::vector<std::uint64_t> fired = fired_;
   std::uint64_t count = 0;
   static_cast<void>(!read(descriptor_, &count, sizeof count));
-  std::vector<std::uint64_t> fired = fired_;  // a copy: fired_ keeps its room
   fired_.clear();
   wakers_ -= fired.size();
   return fired;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.hpp"
 #include "bindings/bind.hpp"
@@ -172,19 +173,25 @@ std::vector<std::int64_t> ids_argument(const char* name, py::handle value) {
   return ids;
 }
 
-std::optional<double> timeout_argument(const py::object& timeout) {
-  if (timeout.is_none()) return std::nullopt;
-  const bool is_number = !PyBool_Check(timeout.ptr()) && !py::isinstance<py::array>(timeout) &&
-                         (PyIndex_Check(timeout.ptr()) || py::hasattr(timeout, "__float__"));
-  KVMEM_EXPECTS(is_number, "timeout is ", shown(timeout), ": not a number of seconds");
-  const double value = PyFloat_AsDouble(timeout.ptr());
+double seconds_argument(const char* name, const py::object& seconds) {
+  const bool is_number = !PyBool_Check(seconds.ptr()) && !py::isinstance<py::array>(seconds) &&
+                         (PyIndex_Check(seconds.ptr()) || py::hasattr(seconds, "__float__"));
+  KVMEM_EXPECTS(is_number, name, " is ", shown(seconds), ": not a number of seconds");
+  const double value = PyFloat_AsDouble(seconds.ptr());
   if (PyErr_Occurred()) {
     const py::error_already_set error;
     if (!error.matches(PyExc_OverflowError)) throw error;
-    throw InvalidArgument(text("timeout is ", shown(timeout), ": too large"));
+    throw InvalidArgument(text(name, " is ", shown(seconds), ": too large"));
   }
-  KVMEM_EXPECTS(value >= 0, "timeout is ", value, " s, at least 0");  // also refuses NaN
+  KVMEM_EXPECTS(value >= 0, name, " is ", value, " s, at least 0");  // also refuses NaN
   return value;
+}
+
+Nanoseconds nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+
+std::optional<double> timeout_argument(const py::object& timeout) {
+  if (timeout.is_none()) return std::nullopt;
+  return seconds_argument("timeout", timeout);
 }
 
 std::optional<Tag> tag_argument(const py::object& tag) {

@@ -22,6 +22,7 @@ namespace py = pybind11;
 
 void bind_errors(py::module_& module);
 void bind_device(py::module_& module);
+void bind_testing(py::module_& module);
 void bind_pool(py::module_& module);
 void bind_layout(py::module_& module);
 void bind_transfer(py::module_& module);
@@ -31,7 +32,7 @@ void bind_manager(py::module_& module);
 
 struct PyDevice {
   std::shared_ptr<Runtime> runtime;
-  std::shared_ptr<ModelDevice> host;  // null unless it is one
+  std::shared_ptr<ModelDevice> model;  // null unless it is one: host and virtual
 };
 
 struct PyStream;  // bind_device.cpp
@@ -75,6 +76,9 @@ struct PyBlocks {
 // Counts from the end when negative.
 [[nodiscard]] std::size_t index_argument(py::handle index, std::size_t size);
 [[nodiscard]] std::vector<std::int64_t> ids_argument(const char* name, py::handle value);
+// Seconds, at least 0.
+[[nodiscard]] double seconds_argument(const char* name, const py::object& value);
+[[nodiscard]] Nanoseconds nanoseconds(double seconds);  // rounded; the caller knows that it fits
 // Seconds; None: for ever.
 [[nodiscard]] std::optional<double> timeout_argument(const py::object& timeout);
 [[nodiscard]] std::optional<Tag> tag_argument(const py::object& tag);
@@ -100,6 +104,9 @@ void drop_done_copies();
 [[nodiscard]] Runtime::Interrupt signals();
 
 // ---- results ----
+
+// What shows bytes is refused where memory is addresses only. Throws InvalidArgument.
+void expect_bytes(const char* what, const Device& device);
 
 [[nodiscard]] py::array slots_array(std::span<const SlotIndex> slots);  // int64, a copy
 // uint8[bytes] at `data`, alive as long as `owner`.

@@ -3,6 +3,7 @@
 #include "base/check.hpp"
 #include "bindings/bind_stream.hpp"
 #include "device/host_device.hpp"
+#include "device/virtual_device.hpp"
 
 namespace kvmem::bindings {
 
@@ -16,6 +17,12 @@ std::unordered_set<PyStream*>& all_streams() {
 }
 
 }  // namespace
+
+void expect_bytes(const char* what, const Device& device) {
+  KVMEM_EXPECTS(device.info().has_bytes, what,
+                ": no bytes move on this device (move_bytes=False); ",
+                "its memory is addresses only, and touching one would crash the process");
+}
 
 void drop_done_copies() {
   PyStream::Copies done;  // dropped when nothing is being walked any more: that runs Python code
@@ -58,6 +65,7 @@ void PyStream::copy(const py::array& target, const py::array& source) {
   const auto contiguous = [](const py::array& array) {
     return (array.flags() & py::array::c_style) != 0;
   };
+  expect_bytes("copy between arrays", runtime->device());
   KVMEM_EXPECTS(contiguous(target) && contiguous(source), "copy: both arrays must be C-contiguous");
   KVMEM_EXPECTS(target.writeable(), "copy: the target is read-only");
   KVMEM_EXPECTS(target.nbytes() == source.nbytes(), "copy: the target has ", target.nbytes(),
@@ -112,14 +120,37 @@ py::dict info_of(const PyDevice& device) {
   facts["copy_kernel"] = info.copy_kernel;
   facts["needs_pinned_host"] = info.needs_pinned_host;
   facts["max_descriptors"] = info.max_descriptors;
+  facts["virtual_time"] = info.virtual_time;
+  facts["has_bytes"] = info.has_bytes;
   return facts;
 }
 
+std::unique_ptr<PyDevice> make_host(unsigned workers, double bytes_per_second) {
+  HostDeviceOptions options;
+  options.workers = workers;
+  options.most_bytes_per_second = bytes_per_second;
+  auto device = make_host_device(options);
+  return std::make_unique<PyDevice>(PyDevice{Runtime::make(device), device});
+}
+
+std::unique_ptr<PyDevice> make_virtual(std::uint64_t seed, double bytes_per_second,
+                                       double latency_seconds, bool shared_link, bool moves_bytes) {
+  VirtualOptions options;
+  options.seed = seed;
+  options.bytes_per_second = bytes_per_second;
+  options.latency = nanoseconds(latency_seconds);
+  options.shared_link = shared_link;
+  options.moves_bytes = moves_bytes;
+  auto device = make_virtual_device(options);
+  return std::make_unique<PyDevice>(PyDevice{Runtime::make(device), device});
+}
+
 std::unique_ptr<PyEvent> make_host_event(const PyDevice& device) {
-  if (!device.host) throw InvalidArgument("host_event() is for the host device");
+  if (!device.model)
+    throw InvalidArgument("host_event() is for the host device and the virtual device");
   auto made =
       std::make_unique<PyEvent>(PyEvent{device.runtime, device.runtime->events()->acquire()});
-  device.host->record_unsignalled(made->event.handle());
+  device.model->record_unsignalled(made->event.handle());
   made->event.mark_recorded();
   return made;
 }
@@ -165,11 +196,13 @@ void bind_ready_and_buffer(py::module_& module) {
           "array",
           [](const py::object& self) {
             auto& buffer = self.cast<PyBuffer&>();
-            if (buffer.runtime->device().info().kind != "host")
-              throw InvalidArgument("array is for the host device");
+            const Device& device = buffer.runtime->device();
+            if (dynamic_cast<const ModelDevice*>(&device) == nullptr)
+              throw InvalidArgument("array is for the host device and the virtual device");
+            expect_bytes("DeviceBuffer.array", device);
             return bytes_view(static_cast<std::byte*>(buffer.base), buffer.bytes, self);
           },
-          "uint8[nbytes] view; host device only. It keeps the buffer alive.");
+          "uint8[nbytes] view; host and virtual device only. It keeps the buffer alive.");
 }
 
 void bind_streams(py::module_& module) {
@@ -185,10 +218,10 @@ void bind_streams(py::module_& module) {
       .def(
           "set",
           [](PyEvent& self) {
-            auto* const host = dynamic_cast<ModelDevice*>(&self.runtime->device());
-            if (host == nullptr)
+            auto* const model = dynamic_cast<ModelDevice*>(&self.runtime->device());
+            if (model == nullptr)
               throw InvalidArgument("set() is for events of Device.host_event()");
-            host->signal(self.event.handle());
+            model->signal(self.event.handle());
           },
           "Signals an event of Device.host_event(), once.")
       .def(
@@ -203,7 +236,8 @@ void bind_streams(py::module_& module) {
       .def_property_readonly("id", [](const PyStream& self) { return self.stream.id(); })
       .def("copy", &PyStream::copy, py::arg("target"), py::arg("source"),
            "Queues a copy between two C-contiguous arrays of equal bytes; both stay alive until it "
-           "is done.")
+           "is done.\n"
+           "On a virtual device it takes the link to the device.")
       .def("record", &record, "An event at the end of what the stream holds now.")
       .def(
           "wait",
@@ -221,13 +255,9 @@ void bind_device(py::module_& module) {
   bind_ready_and_buffer(module);
   bind_streams(module);
   py::class_<PyDevice>(module, "Device", "A device: its memory, streams and events. Any thread.")
-      .def(py::init([](unsigned workers) {
-             HostDeviceOptions options;
-             options.workers = workers;
-             auto host = make_host_device(options);
-             return std::make_unique<PyDevice>(PyDevice{Runtime::make(host), host});
-           }),
-           py::arg("workers"))
+      .def(py::init(&make_host), py::kw_only(), py::arg("workers"), py::arg("bytes_per_second"))
+      .def(py::init(&make_virtual), py::kw_only(), py::arg("seed"), py::arg("bytes_per_second"),
+           py::arg("latency_seconds"), py::arg("shared_link"), py::arg("moves_bytes"))
       .def_property_readonly(
           "kind", [](const PyDevice& self) { return self.runtime->device().info().kind; })
       .def_property_readonly(
@@ -247,7 +277,7 @@ void bind_device(py::module_& module) {
           "A new stream.")
       .def("host_event", &make_host_event,
            "An event that is pending until set(): for CPU engines whose compute is no stream. Host "
-           "device only.");
+           "and virtual device only.");
 }
 
 }  // namespace kvmem::bindings

@@ -36,6 +36,7 @@ std::unique_ptr<PyBlocks> wrap(const std::shared_ptr<Runtime>& runtime, HostBloc
 
 py::array block_view(const PyBlocks& self, const py::object& index) {
   const std::size_t i = index_argument(index, self.held().size());
+  expect_bytes("a view of a block", self.runtime->device());
   std::byte* const data = self.blocks.data(i);
   const std::size_t bytes = self.blocks.block_bytes();
   return bytes_view(data, bytes, py::cast(wrap(self.runtime, self.blocks.share(i, 1))));
@@ -44,6 +45,7 @@ py::array block_view(const PyBlocks& self, const py::object& index) {
 py::array gather(const PyBlocks& self, const py::object& out) {
   // Held while the GIL is not: another thread may release `self`.
   const HostBlocks blocks = self.held().share();
+  expect_bytes("gather", self.runtime->device());
   const auto rows = static_cast<py::ssize_t>(blocks.size());
   const auto columns = static_cast<py::ssize_t>(blocks.block_bytes());
   py::array target;
@@ -197,6 +199,7 @@ py::dict pool_stats(const PyPool& self) {
 
 py::array arena_view(const py::object& self) {
   const BlockPool& pool = *self.cast<PyPool&>().pool;
+  expect_bytes("BlockPool.array", self.cast<PyPool&>().runtime->device());
   return py::array(
       py::dtype::of<std::uint8_t>(),
       {static_cast<py::ssize_t>(pool.capacity()), static_cast<py::ssize_t>(pool.block_bytes())},

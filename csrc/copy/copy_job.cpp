@@ -4,7 +4,7 @@
 namespace kvmem {
 
 CopyJob::CopyJob(CopyBatch batch, Priority priority, Events after, Jobs behind, bool staged)
-    : batch_(std::make_shared<CopyBatch>(std::move(batch))),
+    : batch_(std::make_shared<KeptBatch>(std::move(batch))),
       priority_(priority),
       staged_(staged),
       after_(std::move(after)),

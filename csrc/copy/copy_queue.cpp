@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "base/check.hpp"
 
@@ -10,16 +9,22 @@ namespace kvmem {
 
 namespace {
 
-// Reachable, so that nobody takes it for a leak of ours.
-struct Kept {
-  std::shared_ptr<const CopyBatch> batch;
-  Kept* next;
-};
-std::atomic<Kept*> all_kept{nullptr};
+// Reachable, so that nobody takes them for a leak of ours.
+std::atomic<KeptBatch*> all_kept{nullptr};
 
-void keep_for_ever(std::shared_ptr<const CopyBatch> batch) noexcept {
-  auto* const kept = new (std::nothrow) Kept{std::move(batch), all_kept.load()};
-  while (kept != nullptr && !all_kept.compare_exchange_weak(kept->next, kept)) {
+void keep_for_ever(const std::shared_ptr<KeptBatch>& batch) noexcept {
+  if (batch->kept) return;  // for another slice
+  batch->kept = batch;
+  batch->next_kept = all_kept.load();
+  while (!all_kept.compare_exchange_weak(batch->next_kept, batch.get())) {
+  }
+}
+
+std::exception_ptr lost_under_the_copy() noexcept {
+  try {
+    throw DeviceLost("the device was lost under the copy");
+  } catch (...) {  // without memory for the message it is bad_alloc
+    return std::current_exception();
   }
 }
 
@@ -45,15 +50,25 @@ void CopyQueue::open_lane() {
 }
 
 void CopyQueue::hurry(CopyJob& job) {
-  if (!job.urgent_.exchange(true)) hurry_those_before(job);
+  if (job.urgent_.load()) return;
+  hurry_those_before(job);
+  job.urgent_.store(true);
 }
 
+// Each is marked behind those before it: where memory runs out, a later call goes on from there.
 void CopyQueue::hurry_those_before(const CopyJob& job) {
   for (CopyJob::Jobs unseen = job.behind(); !unseen.empty();) {
-    const auto other = std::move(unseen.back());
+    const auto other = unseen.back();
+    if (!other->urgent_.load()) {
+      auto further = other->behind();
+      std::erase_if(further, [](const auto& each) { return each->urgent_.load(); });
+      if (!further.empty()) {
+        unseen.insert(unseen.end(), further.begin(), further.end());
+        continue;
+      }
+      other->urgent_.store(true);
+    }
     unseen.pop_back();
-    if (other->urgent_.exchange(true)) continue;
-    for (auto& further : other->behind()) unseen.push_back(std::move(further));
   }
 }
 
@@ -176,7 +191,8 @@ bool CopyQueue::take(const std::shared_ptr<CopyJob>& job, Lane& lane, Slice& sli
                                                 lane.descriptors + count <= most.descriptors);
     if (!room && !most.eager && !job->urgent_.load()) return false;
   }
-  if (job->staged_) {
+  // A lost device keeps its pieces for ever; who waits for one is to fail.
+  if (job->staged_ && !lost_.load()) {
     slice.home.reserve(count);
     auto piece = ring_->try_take();
     if (!piece) return false;
@@ -226,6 +242,7 @@ void CopyQueue::submit(Slice& slice) noexcept {
 }
 
 void CopyQueue::send(Slice& slice) {
+  if (lost_.load()) throw DeviceLost("the device was lost before the copy");
   CopyJob& job = *slice.job;
   Device& device = events_->device();
   const StreamHandle stream = slice.lane->stream.handle();
@@ -297,6 +314,7 @@ bool CopyQueue::ended(Slice& slice, bool lost) noexcept {
   }
   if (lost) {
     // A lost device may still touch what it was given: it is never used again.
+    lost_.store(true);
     if (slice.piece) slice.piece->abandon();
     keep_for_ever(job.batch_);
   }
@@ -311,8 +329,7 @@ bool CopyQueue::ended(Slice& slice, bool lost) noexcept {
     const std::lock_guard lock(job.mutex_);
     --job.in_flight_;
     if (lost) {
-      if (!job.error_)
-        job.error_ = std::make_exception_ptr(DeviceLost("the device was lost under the copy"));
+      if (!job.error_) job.error_ = lost_under_the_copy();
       job.dropped_ = true;
       job.all_submitted_.store(true);
     }

@@ -36,6 +36,14 @@ struct Lane {
   const void* owner = nullptr;             // the job that has the lane to itself
 };
 
+// Its arrays may have to outlive all else: a lost device goes on reading them. It then holds
+// itself, which needs no memory.
+struct KeptBatch : CopyBatch {
+  explicit KeptBatch(CopyBatch batch) : CopyBatch(std::move(batch)) {}
+  std::shared_ptr<KeptBatch> kept;
+  KeptBatch* next_kept = nullptr;
+};
+
 // What the queue knows of a transfer. The batch's arrays live as long as the job, and the job as
 // long as a guard.
 class CopyJob {
@@ -63,7 +71,7 @@ class CopyJob {
 
  private:
   friend class CopyQueue;
-  const std::shared_ptr<CopyBatch> batch_;
+  const std::shared_ptr<KeptBatch> batch_;
   const Priority priority_;
   const bool staged_;
   std::atomic<Nanoseconds> submitted_at_{-1};
@@ -191,6 +199,7 @@ class CopyQueue {
   mutable std::mutex mutex_;  // over the lanes' counts and incoming_
   std::list<std::shared_ptr<CopyJob>> incoming_;
   std::atomic<std::size_t> waiting_count_{0};
+  std::atomic<bool> lost_{false};  // a slice ended with its device
 };
 
 }  // namespace kvmem

@@ -14,11 +14,13 @@ class FaultPlan {
     planned_.push_back({call, nth, times, how});
   }
   void forget() noexcept { planned_.clear(); }
+  void pause(bool paused) noexcept { paused_ = paused; }
   [[nodiscard]] std::uint64_t injected() const noexcept { return injected_; }
 
   // A call is made: does it fail?
   [[nodiscard]] std::optional<Fault> next(DeviceCall call) noexcept {
     std::optional<Fault> verdict;
+    if (paused_) return verdict;
     for (Planned& planned : planned_) {
       if (planned.call != call && planned.call != DeviceCall::any) continue;
       if (planned.before_it > 1) {
@@ -41,6 +43,7 @@ class FaultPlan {
   };
   std::vector<Planned> planned_;
   std::uint64_t injected_ = 0;
+  bool paused_ = false;
 };
 
 }  // namespace kvmem

@@ -73,6 +73,7 @@ void VirtualCopies::serve(Nanoseconds now) {
       const double seconds = static_cast<double>(bytes_of(copy.batch)) / options_.bytes_per_second;
       link.free_at = std::max(link.free_at, now) + static_cast<Nanoseconds>(seconds * 1e9);
       copy.end = link.free_at + options_.latency;
+      copy.turn = ++last_turn_;
       link.waiting.erase(chosen);
     }
   }
@@ -96,7 +97,8 @@ ModelCopy* VirtualCopies::take_ended(Nanoseconds now) {
   auto first = copies_.end();
   for (auto copy = copies_.begin(); copy != copies_.end(); ++copy) {
     if (!copy->second.end || *copy->second.end > now) continue;
-    if (first == copies_.end() || *copy->second.end < *first->second.end) first = copy;
+    const auto when = [](const auto& one) { return std::pair(*one->second.end, one->second.turn); };
+    if (first == copies_.end() || when(copy) < when(first)) first = copy;
   }
   if (first == copies_.end()) return nullptr;
   if (options_.moves_bytes) move_rest(first->second);

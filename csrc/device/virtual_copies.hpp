@@ -44,6 +44,7 @@ class VirtualCopies {
     Direction direction = Direction::to_host;
     bool held = false;
     ModelCopy* running = nullptr;       // once its stream got there
+    std::uint64_t turn = 0;             // which of all it was that a link served
     std::optional<Nanoseconds> end;     // once a link served it
     std::uint64_t split = 0;            // decides which bytes move when
     std::vector<std::byte> read_early;  // of a source that may be read at any time
@@ -64,7 +65,7 @@ class VirtualCopies {
   std::mt19937_64 random_;
   std::map<std::uint64_t, Copy> copies_;  // by number, so that walking them is deterministic
   std::array<Link, 2> links_;
-  std::uint64_t last_number_ = 0;
+  std::uint64_t last_number_ = 0, last_turn_ = 0;
   std::uint64_t holds_left_ = 0;
 };
 

@@ -50,6 +50,10 @@ class ModelledDevice final : public VirtualDevice {
     const Lock held = lock();
     plan_.forget();
   }
+  void pause_faults(bool paused) override {
+    const Lock held = lock();
+    plan_.pause(paused);
+  }
   [[nodiscard]] std::uint64_t faults() const override {
     const Lock held = lock();
     return plan_.injected();

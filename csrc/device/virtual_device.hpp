@@ -59,6 +59,7 @@ class VirtualDevice : public ModelDevice {
   // The nth call of that kind from now on (counted from 1), and the `times` - 1 behind it, fail.
   virtual void fail_nth(DeviceCall call, std::uint64_t nth, Fault how, std::uint64_t times = 1) = 0;
   virtual void forget_faults() = 0;                        // those that have not come yet
+  virtual void pause_faults(bool paused) = 0;              // calls meanwhile do not count
   [[nodiscard]] virtual std::uint64_t faults() const = 0;  // that have come
   virtual void lose() = 0;
   [[nodiscard]] virtual bool lost() const = 0;

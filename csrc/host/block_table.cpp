@@ -1,5 +1,6 @@
 #include "host/block_table.hpp"
 
+#include <new>
 #include <numeric>
 
 #include "base/check.hpp"
@@ -100,7 +101,12 @@ void BlockTable::check() const {
       ++seen.free;
   }
   KVMEM_INVARIANT(seen == counts_);
-  std::vector<bool> listed(slots_.size());
+  std::vector<bool> listed;
+  try {
+    listed.resize(slots_.size());
+  } catch (const std::bad_alloc&) {
+    return;  // a destructor asks too: without memory the list goes unchecked
+  }
   for (std::uint32_t i = 0; i < counts_.free; ++i) {
     const SlotIndex index = free_[i];
     KVMEM_INVARIANT(index < slots_.size() && !listed[index]);

@@ -74,6 +74,7 @@ TEST_P(DeviceContract, AStreamWaitsForAnEventOfADestroyedStream) {
   settle(behind);
 }
 
+// Public failure 158: a stream that takes no copies was not refused by name.
 TEST_P(DeviceContract, AnUnknownStreamIsRefusedByName) {
   if (!GetParam().refuses_unknown_handles) GTEST_SKIP() << "this kind trusts its callers";
   const EventHandle event = new_event();

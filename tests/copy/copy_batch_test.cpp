@@ -224,6 +224,7 @@ TEST(CopyBatch, NothingIsMergedAcrossTheEndOfAStage) {
   EXPECT_EQ(whole.count(), 1U);
 }
 
+// Public failure 63: memory was registered in one piece that was too large.
 TEST(CopyBatch, NothingIsMergedAcrossTwoPinnedChunks) {
   const KVLayout layout = one_region(0x1000, 64, 64, 8);
   std::vector<BlockId> blocks(8);
@@ -252,6 +253,7 @@ TEST(CopyBatch, LargeSegmentsAreCutIntoDescriptorsOfTheCap) {
   EXPECT_EQ(batch.size(6), 200U);
 }
 
+// Public failure 170: offsets were narrowed to 32 bits.
 TEST(CopyBatch, AddressesAndIndicesAreCountedInSixtyFourBits) {
   for (const int bits : {31, 32, 40}) {
     const std::uint64_t far = std::uint64_t{1} << bits;

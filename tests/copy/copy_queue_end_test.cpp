@@ -72,6 +72,17 @@ TEST(CopyQueue, ADropOfAJobInALaneOfItsOwnFreesTheLaneOnlyAtTheEnd) {
   EXPECT_EQ(bench.queue().in_flight().lanes_owned, 0U);
 }
 
+TEST(CopyQueue, ADropOfAJobThatIsJustBeingGivenALaneFreesThatLane) {
+  QueueBench bench;
+  std::unique_ptr<Stall> stall;
+  const auto job = bench.accept({.after = {bench.unreached(stall)}});
+  bench.device().before_next(
+      CallKind::query, [&] { EXPECT_EQ(bench.queue().drop(*job), CopyQueue::Dropped::finished); });
+  bench.pump();
+  EXPECT_TRUE(bench.submitted().empty());
+  EXPECT_EQ(bench.queue().in_flight().lanes_owned, 0U);
+}
+
 TEST(CopyQueue, AJobWhoseSlicesHaveAllEndedButThatIsNotWhollySubmittedIsNotFinished) {
   QueueBench bench;
   const auto job = bench.accept({.blocks = 9});
@@ -94,6 +105,7 @@ void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name; }
 
 class FaultInASubmission : public ::testing::TestWithParam<Fault> {};
 
+// Public failure 110: one error left all further transfers pending.
 TEST_P(FaultInASubmission, LeavesTheSliceGuardedAndTheQueueWorking) {
   QueueBench bench({.timing = true});
   std::unique_ptr<Stall> stall;
@@ -246,6 +258,7 @@ TEST_P(Staged, BytesGoThroughPinnedMemoryOnly) {
   EXPECT_EQ(host_[block_bytes], padding);
 }
 
+// Public failure 164: an asynchronous copy blocked because its source was not pinned.
 TEST_P(Staged, WithoutStagingTheDeviceRefusesPageableMemory) {
   const auto job = accept({0}, false);
   bench_.run_out();
@@ -254,6 +267,7 @@ TEST_P(Staged, WithoutStagingTheDeviceRefusesPageableMemory) {
   EXPECT_FALSE(moved(0));
 }
 
+// Public failure 3: a staging buffer was filled again while a copy still had to read it.
 TEST_P(Staged, APieceIsRefilledOnlyAfterItsOwnSliceWasObservedToEnd) {
   const auto first = accept({0, 1, 2, 3}, true);
   const auto second = accept({4, 5, 6, 7}, true);
@@ -270,6 +284,20 @@ TEST_P(Staged, APieceIsRefilledOnlyAfterItsOwnSliceWasObservedToEnd) {
   bench_.run_out();
   for (std::size_t block = 0; block < 12; ++block) EXPECT_TRUE(moved(block)) << block;
   EXPECT_TRUE(bench_.is_finished(*first) && bench_.is_finished(*second));
+}
+
+TEST_P(Staged, AFailedCopyLeavesItsTargetAsItWas) {
+  accept({0}, true);
+  bench_.run_out();  // the piece holds the bytes of another job now
+  const auto cache = cache_;
+  const auto host = host_;
+  bench_.device().fail(CallKind::copy, 1);
+  const auto failed = accept({1}, true);
+  bench_.run_out();
+  ASSERT_TRUE(bench_.is_finished(*failed));
+  ASSERT_TRUE(CopyQueue::error(*failed));
+  EXPECT_TRUE(cache_ == cache);
+  EXPECT_TRUE(host_ == host);
 }
 
 TEST_P(Staged, AnUnreadyJobDoesNotKeepThePiecesFromReadyOnes) {
@@ -295,6 +323,22 @@ TEST_P(Staged, AJobWhoseAfterIsLostWithTheDeviceEndsLost) {
   bench_.device().lose();
   bench_.pump();
   ASSERT_EQ(bench_.in_flight(), 1U) << "it would wait for ever";
+  bench_.end(0, true);
+  EXPECT_TRUE(bench_.is_finished(*job));
+  EXPECT_THROW(std::rethrow_exception(CopyQueue::error(*job)), DeviceLost);
+}
+
+TEST_P(Staged, AJobThatWaitsForAPieceOfALostDeviceEndsLost) {
+  accept({0}, true);
+  accept({1}, true);
+  const auto job = accept({2}, true);
+  bench_.pump();
+  ASSERT_EQ(bench_.in_flight(), 2U);  // both pieces
+  bench_.device().lose();
+  bench_.end(0, true);
+  bench_.end(0, true);
+  bench_.pump();
+  ASSERT_EQ(bench_.in_flight(), 1U) << "it would wait for ever: no piece comes back";
   bench_.end(0, true);
   EXPECT_TRUE(bench_.is_finished(*job));
   EXPECT_THROW(std::rethrow_exception(CopyQueue::error(*job)), DeviceLost);

@@ -11,6 +11,7 @@
 namespace kvmem::test {
 namespace {
 
+// Public failure 167: submission itself blocked once about a thousand copies were on a stream.
 TEST(CopyQueue, NeverHandsTheDeviceMoreThanTheWindow) {
   QueueBench bench;
   const auto job = bench.accept({.blocks = 100});
@@ -40,6 +41,7 @@ TEST(CopyQueue, AllLanesTogetherStayWithinTheWindow) {
   EXPECT_EQ(bench.finished().size(), 5U);
 }
 
+// Public failure 91: a buffer was sized by tokens and filled with blocks.
 TEST(CopyQueue, TheWindowBoundsDescriptorsToo) {
   QueueBench bench({.window = {1 << 20, 8, false}});
   const auto job = bench.accept({.blocks = 100});
@@ -49,6 +51,7 @@ TEST(CopyQueue, TheWindowBoundsDescriptorsToo) {
   EXPECT_TRUE(bench.is_finished(*job));
 }
 
+// Public failure 91: a buffer was sized by tokens and filled with blocks.
 TEST(CopyQueue, NoSubmissionExceedsTheDevicesDescriptors) {
   QueueBench bench({.device = {.moves_bytes = false, .max_descriptors = 2}});
   const auto job = bench.accept({.blocks = 9});

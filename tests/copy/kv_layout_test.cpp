@@ -39,6 +39,7 @@ void expect_refusal(std::vector<Region> regions, std::vector<std::string> parts)
   }
 }
 
+// Public failure 174: a size of zero was accepted.
 TEST(KVLayout, ZeroSizesAreRefusedByName) {
   expect_refusal({}, {"at least one region"});
   expect_refusal({region(0, 16, 16, 4)}, {"region 0", "address"});
@@ -65,6 +66,7 @@ TEST(KVLayout, CountsAndMemoriesThatDifferAreRefusedWithBothValues) {
   expect_refusal({region(64, 16, 16, 4), elsewhere}, {"region 1", "cuda:0", "region 0 in host"});
 }
 
+// Public failure 171: a size beyond the addressable limit was accepted.
 TEST(KVLayout, RangesBeyondTheAddressSpaceAreRefusedAndThoseJustBelowAreNot) {
   constexpr std::uint64_t top = std::numeric_limits<std::uint64_t>::max();
   EXPECT_EQ(refusal({region(top - 64, 16, 16, 4)}), "");

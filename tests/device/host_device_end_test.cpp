@@ -150,6 +150,7 @@ TEST(HostDeviceDeathTest, ADeviceDroppedWhileTheProcessExitsIsLeakedWhole) {
       ::testing::ExitedWithCode(0), "");
 }
 
+// Public failure 156: late destructors made noise at exit.
 TEST(HostDeviceDeathTest, ADeviceInAStaticSurvivesTheExit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(

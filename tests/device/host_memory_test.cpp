@@ -52,6 +52,7 @@ TEST(HostMemory, OnlyWholePagesCanBeLocked) {
   unmap_memory(base, 8192);
 }
 
+// Public failure 59: pinning failed and there was no way to go on without.
 TEST(HostMemory, LockingOverTheLimitIsRefusedWithTheNumbers) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "sanitizers ignore mlock";

@@ -105,6 +105,7 @@ TEST_F(Pool, AMoveMovesTheHold) {
   EXPECT_EQ(counts(), counted(8, 0, 0, 0));
 }
 
+// Public failure 24: blocks were freed in one order of releases and leaked in the other.
 TEST_F(Pool, BlocksGoHomeWithTheirLastHolder) {
   HostBlocks owner = acquire(4);
   HostBlocks tail = owner.share(2, 2);
@@ -224,6 +225,7 @@ TEST_F(Pool, AReleaseAllocatesNothingAlsoWhenItServesAWaiter) {
   EXPECT_TRUE(ticket.granted());
 }
 
+// Public failure 168: a refusal walked the whole cache.
 TEST_F(Pool, ARefusalAllocatesLittleWhateverWasAskedFor) {
   const HostBlocks blocks = acquire(1);
   test::largest_allocation_bytes = 0;
@@ -258,6 +260,7 @@ TEST_F(Pool, StatsSayWhatTheMemoryIs) {
   EXPECT_EQ(pool.device(), device_);
 }
 
+// Public failure 47: a pool that was full of leaked objects was taken for a fragmented one.
 TEST_F(Pool, AShortageTellsALeakFromALargeRequest) {
   HostBlocks blocks = acquire(5);
   const HostBlocks copy = blocks.share(0, 2).hold_for_copy();
@@ -272,6 +275,7 @@ TEST_F(Pool, AShortageTellsALeakFromALargeRequest) {
   EXPECT_EQ(shortage.quarantined, 2U);
 }
 
+// Public failure 171: a size beyond the addressable limit was accepted.
 TEST_F(Pool, SizesThatMakeNoPoolAreRefusedByName) {
   constexpr std::size_t huge = std::size_t{1} << 63;
   const auto build = [&](std::size_t block, std::size_t capacity) {
@@ -304,6 +308,7 @@ TEST_F(Pool, SizesThatMakeNoPoolAreRefusedByName) {
   }
 }
 
+// Public failure 59: pinning failed and there was no way to go on without.
 TEST_F(Pool, IsPinnedWhereTheDeviceNeedsItOrTheCallerWantsIt) {
   const auto needs = std::make_shared<FakeDevice>(true);
   EXPECT_TRUE(BlockPool(needs, of(slot, slot)).pinned());
@@ -323,6 +328,8 @@ TEST_F(Pool, StaysPinnedAsLongAsAHolderLives) {
   EXPECT_TRUE(device_->pinned().empty());
 }
 
+// Public failure 58: a failed registration was ignored and showed later as wrong bytes.
+// Public failure 66: a failed allocation ended the process.
 TEST_F(Pool, WhosePinningFailsIsNotBuiltAndLeavesNothing) {
   device_->refuse_pin(1);
   EXPECT_THROW(BlockPool(device_, of(slot, slot, Pin::required)), CapacityError);

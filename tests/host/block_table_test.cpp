@@ -28,6 +28,7 @@ SlotCounts counts(std::uint32_t free, std::uint32_t held, std::uint32_t quaranti
           .poisoned = poisoned};
 }
 
+// Public failure 36: the tail of a transfer that was ended half-way was freed twice.
 TEST(BlockTable, HandsOutEachSlotOnce) {
   BlockTable table(8);
   Slots slots = acquired(table, 5);
@@ -162,6 +163,7 @@ TEST(BlockTable, EachOccurrenceOfASlotInOneCallCounts) {
 }
 
 // Slots with explicit lists of holders, against which a random walk compares the table.
+// Public failure 55: blocks were freed twice and hits sank to zero.
 TEST(BlockTable, AgreesWithAPlainModelOverARandomWalk) {
   struct Model {
     unsigned owners = 0, copies = 0;
@@ -230,6 +232,7 @@ TEST(BlockTableDeathTest, RemovingAHolderThatIsNotThereStopsACheckedBuild) {
   EXPECT_DEATH(table.remove(Slots{1}, Holder::owner), "invariant broken");
 }
 #else
+// Public failure 35: a second release freed the data of others.
 TEST(BlockTable, RemovingAHolderThatIsNotThereFreesNothingInAnUncheckedBuild) {
   BlockTable table(2);
   const Slots slots = acquired(table, 1);

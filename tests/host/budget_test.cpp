@@ -75,6 +75,7 @@ TEST_F(Budget, MemAvailableBindsWithoutCgroups) {
   EXPECT_EQ(shortage.largest, 64 * GiB);
 }
 
+// Public failure 62: the limit of the container was not looked at.
 TEST_F(Budget, TheGroupOfAContainerBindsBelowTheMemoryOfTheMachine) {
   write_meminfo(1024 * GiB, 1000 * GiB);
   write("proc/self/cgroup", "0::/pod/box\n");
@@ -88,6 +89,7 @@ TEST_F(Budget, TheGroupOfAContainerBindsBelowTheMemoryOfTheMachine) {
   EXPECT_NO_THROW(expect_memory_for(24 * GiB, root_));
 }
 
+// Public failure 62: the limit of the container was not looked at.
 TEST_F(Budget, ATighterAncestorBinds) {
   write("proc/self/cgroup", "0::/a/b/c\n");
   write_v2("/a/b/c", text(32 * GiB), 1 * GiB);

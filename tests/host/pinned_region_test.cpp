@@ -68,6 +68,7 @@ class EveryKindOfRegion : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(PrivateAndShared, EveryKindOfRegion, ::testing::Values(false, true),
                          [](const auto& kind) { return kind.param ? "Shared" : "Private"; });
 
+// Public failure 79: nobody saw how long the pool took.
 TEST_P(EveryKindOfRegion, IsZeroWritableAndResidentWhenMapReturns) {
   const PinnedRegion region = PinnedRegion::map(130 * MiB, options_);
   EXPECT_EQ(region.facts().bytes, 130 * MiB);
@@ -82,12 +83,14 @@ TEST_P(EveryKindOfRegion, IsZeroWritableAndResidentWhenMapReturns) {
   EXPECT_EQ(region.data()[130 * MiB - 1], std::byte{0x5a});
 }
 
+// Public failure 73: sizes were rounded up to a power of two.
 TEST_P(EveryKindOfRegion, RoundsItsLengthToAPageAndNoFurther) {
   EXPECT_EQ(PinnedRegion::map(1, options_).facts().bytes, 4096U);
   EXPECT_EQ(PinnedRegion::map(5 * MiB + 100 * KiB + 1, options_).facts().bytes,
             5 * MiB + 104 * KiB);
 }
 
+// Public failure 60: shared memory stayed behind.
 TEST_P(EveryKindOfRegion, LeavesNothingBehindWhenDestroyed) {
   const std::size_t descriptors = open_descriptors();
   const std::size_t before = mapped_bytes_of_this_process();
@@ -112,6 +115,7 @@ TEST_P(EveryKindOfRegion, SurvivesAMoveAndIsUnmappedOnce) {
   EXPECT_FALSE(mapped(base));
 }
 
+// Public failure 79: nobody saw how long the pool took.
 TEST_P(EveryKindOfRegion, ReportsProgressFromTheMappingThreadAtLeastEvery64MiB) {
   std::vector<std::size_t> reports;
   bool other_thread = false, other_total = false;
@@ -181,6 +185,8 @@ TEST_P(EveryKindOfRegion, OfZeroBytesIsRefused) {
   EXPECT_THROW((void)PinnedRegion::map(0, options_), InvalidArgument);
 }
 
+// Public failure 75: cached pinned blocks were reused on another node than asked for.
+// Public failure 77: the threads that touch pages decided their node.
 TEST_P(EveryKindOfRegion, IsBoundToItsNode) {
   options_.numa_node = 0;
   const PinnedRegion region = PinnedRegion::map(3 * MiB, options_);
@@ -203,6 +209,8 @@ TEST_P(EveryKindOfRegion, OnANodeThatDoesNotExistIsRefused) {
   EXPECT_THROW((void)PinnedRegion::map(MiB, options_), InvalidArgument);
 }
 
+// Public failure 65: a pool of huge pages failed where none were reserved.
+// Public failure 78: huge pages were asked for and small ones came.
 TEST_P(EveryKindOfRegion, TakesReservedHugePagesIfItCanAndSaysWhichItGot) {
   options_.hugepages = HugePages::attempt;
   const bool there_are = free_reserved_pages() >= 3;
@@ -212,6 +220,7 @@ TEST_P(EveryKindOfRegion, TakesReservedHugePagesIfItCanAndSaysWhichItGot) {
   std::memset(region.data(), 1, region.facts().bytes);
 }
 
+// Public failure 65: a pool of huge pages failed where none were reserved.
 TEST_P(EveryKindOfRegion, ThatRequiresReservedHugePagesNamesHowManyItNeeds) {
   options_.hugepages = HugePages::required;
   const std::uint64_t free = free_reserved_pages();
@@ -235,6 +244,7 @@ TEST_P(EveryKindOfRegion, IsTouchedByHandWhereTheKernelCannotPopulate) {
   }));
 }
 
+// Public failure 66: a failed allocation ended the process.
 TEST_P(EveryKindOfRegion, IsUnmappedWhenTheKernelHasNoPageToGive) {
   for (const int why : {ENOMEM, EFAULT, EHWPOISON}) {
     EXPECT_TRUE(test::true_in_child([this, why] {
@@ -350,6 +360,7 @@ TEST(SharedRegion, ThatCannotBeSizedLeavesNoDescriptor) {
   }));
 }
 
+// Public failure 61: shared memory was sized without being reserved, and a copy ended in SIGBUS.
 TEST(SharedRegion, WithoutSpaceForItIsRefusedInsteadOfEndingInSigbus) {
   EXPECT_TRUE(test::true_in_child([] {
     if (!test::refuse_call(SYS_fallocate, 1, 0, ENOSPC)) return false;

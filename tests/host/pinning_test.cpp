@@ -31,6 +31,7 @@ TEST(Pinning, CoversTheRegionOnceAndIsUndoneBeforeItIsUnmapped) {
   EXPECT_EQ(device->wrong_unpins(), 0U);
 }
 
+// Public failure 63: memory was registered in one piece that was too large.
 TEST(Pinning, GoesInChunksAndAFailedOneUndoesThoseBefore) {
   const std::size_t slot_bytes = 520 * MiB,
                     bytes = 2 * slot_bytes + MiB;  // the fewest bytes of three chunks
@@ -62,6 +63,7 @@ TEST(Pinning, GoesInChunksAndAFailedOneUndoesThoseBefore) {
   EXPECT_EQ(device->wrong_unpins(), 0U);
 }
 
+// Public failure 63: memory was registered in one piece that was too large.
 TEST(Pinning, AChunkIsWholeSlotsUpTo1GiBElseOneSlotUpTo64GiB) {
   EXPECT_EQ(PinnedRegion::bytes_a_pin(4096), GiB);
   EXPECT_EQ(PinnedRegion::bytes_a_pin(12 * KiB), GiB / (12 * KiB) * (12 * KiB));

@@ -28,6 +28,7 @@ PoolOptions blocks_of_a_page(std::size_t count) {
 }
 
 // Each thread writes its own number into what it holds and finds it unchanged before it lets go.
+// Public failure 143: letting go on another thread was not locked.
 TEST(PoolThreads, NeverGiveABlockToTwoHoldersAndLoseNone) {
   const auto device = std::make_shared<FakeDevice>();
   BlockPool pool(device, blocks_of_a_page(12));
@@ -90,6 +91,7 @@ TEST(PoolThreads, WaitersThatSleepOnTheDeviceAreAllServedInTheEnd) {
             std::chrono::seconds(50));  // one lost waiter: a minute
 }
 
+// Public failure 143: letting go on another thread was not locked.
 TEST(PoolThreads, TheLastHolderMayBeAnyThread) {
   for (int round = 0; round < 200; ++round) {
     const auto device = std::make_shared<FakeDevice>();

@@ -37,6 +37,8 @@ class BoundsTest : public ::testing::Test {
   Stream engine_{world_.device_ptr()};
 };
 
+// Public failure 57: stores that waited for a slow sink piled up without a limit.
+// Public failure 150: nothing but the GIL held a producer back.
 TEST_F(BoundsTest, QueueBytesBoundWhatIsAcceptedUntilItEnds) {
   Stall stall(world_.device_ptr(), engine_.handle());
   const After after = world_.after_stream(engine_.handle());
@@ -66,6 +68,30 @@ TEST(Bounds, TransfersAreCountedUntilTheyEndWhateverTheirSize) {
   stall.open();
   EXPECT_TRUE(world.manager().drain(10, {}));
   EXPECT_TRUE(world.try_offload({.blocks = {2}}));
+}
+
+TEST(Bounds, ACancelledTransferGivesBackWhatItTook) {
+  ManagerConfig config = without_reaper();
+  config.max_transfers = CopyQueue::lanes;  // one more than can be submitted behind a stall
+  World world(still_device(), {.config = config});
+  const Stream engine(world.device_ptr());
+  Stall stall(world.device_ptr(), engine.handle());
+  std::vector<std::shared_ptr<Transfer>> transfers;
+  for (BlockId block = 0; block < static_cast<BlockId>(CopyQueue::lanes); ++block) {
+    transfers.push_back(
+        world.offload({.blocks = {block}, .after = world.after_stream(engine.handle())}));
+  }
+  EXPECT_EQ(transfers.back()->cancel(), CancelOutcome::not_submitted);
+  transfers.pop_back();
+  EXPECT_EQ(world.stats(Direction::to_host).queued_bytes, transfers.size() * block_bytes());
+  for (const auto& transfer : transfers) EXPECT_EQ(transfer->cancel(), CancelOutcome::draining);
+  EXPECT_EQ(world.stats(Direction::to_host).queued_bytes, transfers.size() * block_bytes());
+  stall.open();
+  EXPECT_TRUE(world.manager().drain(10, {}));
+  EXPECT_EQ(world.stats(Direction::to_host).queued_bytes, 0U);
+  for (BlockId block = 0; block < static_cast<BlockId>(CopyQueue::lanes); ++block) {
+    EXPECT_TRUE(world.try_offload({.blocks = {block}})) << "its place was given back as well";
+  }
 }
 
 TEST_F(BoundsTest, EachDirectionHasQueueBytesOfItsOwn) {
@@ -126,6 +152,7 @@ TEST_F(BoundsTest, PollListsEachTaggedTransferOnceAlsoWhenItsHandleWasDropped) {
   EXPECT_EQ(world_.slots().held, 2U) << "the dropped one's blocks went home: a report holds none";
 }
 
+// Public failure 51: requests took memory for all that was queued and were stuck.
 TEST_F(BoundsTest, AWaiterIsServedBeforeThoseWhoCameLater) {
   Stall stall(world_.device_ptr(), engine_.handle());
   const auto running =
@@ -172,6 +199,7 @@ TEST_F(BoundsTest, AnAdmissionThatIsDroppedGivesEverythingBack) {
   EXPECT_EQ(world_.manager().stats().reports_taken, 0U);
 }
 
+// Public failure 51: requests took memory for all that was queued and were stuck.
 TEST_F(BoundsTest, ATryThatFailsAtOneBoundKeepsNothingOfTheOthers) {
   Stall stall(world_.device_ptr(), engine_.handle());
   const auto running =
@@ -215,6 +243,17 @@ TEST_F(BoundsTest, AWaitForAdmissionEndsWhenWhatItWaitsForEnds) {
   stall.open();
   EXPECT_TRUE(world_.manager().wait_for(next, 10, {}));  // its own wait copies and reaps
   world_.manager().offload(request({3}), std::move(next))->wait(10);
+}
+
+TEST_F(BoundsTest, WhatServesAWaiterMovesTheDevicesProgress) {
+  std::optional<Admission> taken(admission({0, 1, 2}));
+  ASSERT_TRUE(taken->try_take());
+  Admission waiting = admission({3});
+  EXPECT_FALSE(waiting.granted());
+  const std::uint64_t seen = world_.device().progress().value();
+  taken.reset();
+  EXPECT_NE(world_.device().progress().value(), seen) << "or who waits sleeps on";
+  EXPECT_TRUE(waiting.granted());
 }
 
 TEST_F(BoundsTest, ABusyRefusalGivesTheAdmissionBack) {

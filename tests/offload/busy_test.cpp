@@ -43,6 +43,7 @@ class BusyTest : public ::testing::Test {
   }
 };
 
+// Public failure 4: a preempted block was given away before its store had run.
 TEST_F(BusyTest, ARestoreIntoABlockThatIsReadIsRefused) {
   const auto reader = offload(3);
   expect_busy(3, *reader, [&] { restore(3); });
@@ -70,6 +71,7 @@ TEST_F(BusyTest, TwoOffloadsMayReadTheSameBlock) {
   EXPECT_NO_THROW(world_.restore({.blocks = {3}, .after = both}, *copy_));
 }
 
+// Public failure 19: a request was admitted again with a transfer under way.
 TEST_F(BusyTest, ATransferMayUseWhatThoseInItsAfterUse) {
   const auto one = offload(3);
   const auto two = world_.restore({.blocks = {3}, .after = world_.after_transfer(*one)}, *copy_);
@@ -127,6 +129,18 @@ TEST_F(BusyTest, ABlockIsFreeAgainWhenItsTransferHasEnded) {
   EXPECT_THROW(static_cast<void>(world_.manager().busy(std::vector<BlockId>{32})), InvalidArgument);
 }
 
+TEST(Busy, WhatHasEndedButWasNotAskedYetIsInNobodysWay) {
+  const auto device = std::make_shared<ScriptedDevice>(ScriptedOptions{.runs_in_sleep = true});
+  World world(device, {.config = without_reaper()});
+  const auto copy = world.stored(31, 500);
+  const auto reader = world.offload({.blocks = {3}});
+  EXPECT_THROW(world.restore({.blocks = {3}}, *copy), Busy);
+  device->run_all();
+  EXPECT_FALSE(reader->done());
+  EXPECT_NO_THROW(world.restore({.blocks = {3}}, *copy)->wait(10));
+  EXPECT_TRUE(reader->done());
+}
+
 TEST_F(BusyTest, ACancelledTransferUsesItsBlocksUntilItsEndWasObserved) {
   const auto writer = restore(3);
   ASSERT_EQ(writer->cancel(), CancelOutcome::draining);
@@ -136,6 +150,7 @@ TEST_F(BusyTest, ACancelledTransferUsesItsBlocksUntilItsEndWasObserved) {
   EXPECT_NO_THROW(offload(3)->wait(10));
 }
 
+// Public failure 18: the source of a copy was written before the copy had run.
 TEST_F(BusyTest, HostBlocksThatARestoreReadsAreNotWrittenByAnOffload) {
   auto mine = world_.pool().try_acquire(1);
   const auto filled = world_.offload_into({.blocks = {1}}, mine->share());
@@ -147,6 +162,7 @@ TEST_F(BusyTest, HostBlocksThatARestoreReadsAreNotWrittenByAnOffload) {
       world_.offload_into({.blocks = {5}, .after = world_.after_transfer(*reader)}, mine->share()));
 }
 
+// Public failure 17: a key could be looked up before its bytes had been written.
 TEST_F(BusyTest, HostBlocksThatAnOffloadWritesAreNoSourceOfARestoreEvenBehindIt) {
   auto mine = world_.pool().try_acquire(1);
   const auto filled = world_.offload_into({.blocks = {1}}, mine->share());

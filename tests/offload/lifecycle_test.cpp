@@ -76,6 +76,7 @@ TEST_F(LifecycleTest, RebindOfAManagerThatIsNotDrainedIsRefused) {
   EXPECT_NO_THROW(world_.manager().rebind(moved.layout()));
 }
 
+// Public failure 95: what another geometry had written was read.
 TEST_F(LifecycleTest, ACopyOfAnotherGeometryIsNotRestored) {
   Region region;
   const CacheMemory memory(16);
@@ -257,6 +258,8 @@ TEST(Lifecycle, ManagersOfOneDeviceShareOneReaperAndCloseInAnyOrder) {
 
 // ---- staged ----
 
+// Public failure 59: pinning failed and there was no way to go on without.
+// Public failure 164: an asynchronous copy blocked because its source was not pinned.
 TEST(Staging, APoolThatIsNotPinnedGoesThroughPinnedPiecesBothWays) {
   const auto device = std::make_shared<ScriptedDevice>(
       ScriptedOptions{.needs_pinned_host = true, .runs_in_sleep = true});

@@ -79,6 +79,7 @@ class Ordering : public ::testing::Test {
 
 // ---- 1 offload: read after write ----
 
+// Public failure 1: a store began before the kernel had written the block.
 TEST_F(Ordering, AnOffloadWithoutAfterReadsTheBlockBeforeItWasComputed) {
   const Image computed = image(new_key);
   Stall stall(world_.device_ptr(), engine_.handle());
@@ -91,6 +92,7 @@ TEST_F(Ordering, AnOffloadWithoutAfterReadsTheBlockBeforeItWasComputed) {
   settle(engine_.handle());
 }
 
+// Public failure 1: a store began before the kernel had written the block.
 TEST_F(Ordering, AnOffloadAfterTheStreamReadsWhatItComputed) {
   const Image computed = image(new_key);
   Stall stall(world_.device_ptr(), engine_.handle());
@@ -105,6 +107,7 @@ TEST_F(Ordering, AnOffloadAfterTheStreamReadsWhatItComputed) {
 
 // ---- 2 restore: write after read ----
 
+// Public failure 2: a load wrote into a block that an earlier kernel still read.
 TEST_F(Ordering, ARestoreWithoutAfterOverwritesABlockThatIsStillToBeRead) {
   const auto copy = world_.stored(9, new_key);
   Image seen(CacheMemory::block_bytes());
@@ -116,6 +119,7 @@ TEST_F(Ordering, ARestoreWithoutAfterOverwritesABlockThatIsStillToBeRead) {
   EXPECT_EQ(seen, image(new_key)) << "wrong, as it must be";
 }
 
+// Public failure 2: a load wrote into a block that an earlier kernel still read.
 TEST_F(Ordering, ARestoreAfterTheStreamLetsItsReadsGoFirst) {
   const auto copy = world_.stored(9, new_key);
   Image seen(CacheMemory::block_bytes());
@@ -344,6 +348,24 @@ TEST_F(Ordering, AStalledTransferDelaysNoReadyOneOfEitherClassOrDirection) {
   for (const auto& transfer : stalled) transfer->wait(10);
 }
 
+TEST(Urgency, ADemandTransferHurriesTheBackgroundOneThatItRunsBehind) {
+  ManagerConfig config;
+  config.window_bytes = smallest_window_bytes;
+  World world(still_device(), {.device_blocks = 128, .slots = 128, .config = config});
+  const auto copy = world.stored(127, 1);
+  std::vector<BlockId> many(100);
+  std::iota(many.begin(), many.end(), BlockId{0});
+  const auto background = world.offload({.blocks = many});
+  EXPECT_FALSE(background->job()->all_submitted()) << "it is larger than the window";
+  const auto demand =
+      world.restore({.blocks = {5}, .after = world.after_transfer(*background)}, *copy);
+  EXPECT_TRUE(background->job()->all_submitted());
+  demand->wait(10);
+  EXPECT_TRUE(CacheMemory::holds(background->result()->blocks(), 5, 5));
+  EXPECT_TRUE(world.cache().holds(5, 1));
+}
+
+// Public failure 15: a prefetched layer was used before it had come.
 TEST(WaitOn, AStageIsWaitedForWithThoseBeforeItAndNotThoseBehind) {
   const auto device = std::make_shared<ScriptedDevice>(ScriptedOptions{.runs_in_sleep = false});
   World world(device, {.config = without_reaper()});

@@ -2,6 +2,7 @@
 // before.
 #include "offload/transfer.hpp"
 
+#include <atomic>
 #include <memory>
 #include <random>
 #include <thread>
@@ -66,6 +67,7 @@ TEST_F(TransferTest, RandomBlocksComeBackAsTheyWere) {
   EXPECT_EQ(world_.slots().free, 32U);
 }
 
+// Public failure 17: a key could be looked up before its bytes had been written.
 TEST_F(TransferTest, AnOffloadIsQueuedThenInFlightThenDone) {
   Stall stall(world_.device_ptr(), engine_.handle());
   auto others = fill_lanes();
@@ -142,6 +144,15 @@ TEST_F(TransferTest, OffloadIntoRefusesBlocksThatDoNotFit) {
   EXPECT_THROW(static_cast<void>(world_.offload_into({.blocks = {6, 7}}, foreign->share())),
                InvalidArgument);
   EXPECT_EQ(world_.stats(Direction::to_host).queued_bytes, 0U);
+}
+
+TEST_F(TransferTest, OffloadIntoOneSlotTwiceIsRefused) {
+  const auto mine = world_.pool().try_acquire(1);
+  const SlotIndex slot = mine->slots()[0];
+  HostBlocks twice = world_.pool().share_indices(std::vector<SlotIndex>{slot, slot});
+  EXPECT_THROW(static_cast<void>(world_.offload_into({.blocks = {6, 7}}, std::move(twice))),
+               InvalidArgument);
+  EXPECT_EQ(world_.stats(Direction::to_host).accepted, 0U);
 }
 
 TEST_F(TransferTest, ARequestThatIsWrongNamesWhatIsWrong) {
@@ -296,6 +307,7 @@ TEST_F(TransferTest, CancelAfterTheEndChangesNothing) {
   EXPECT_TRUE(CacheMemory::holds(transfer->result()->blocks(), 0, 1));
 }
 
+// Public failure 36: the tail of a transfer that was ended half-way was freed twice.
 TEST(Cancel, BetweenSlicesDropsTheRest) {
   ManagerConfig config;
   config.window_bytes = smallest_window_bytes;
@@ -311,6 +323,31 @@ TEST(Cancel, BetweenSlicesDropsTheRest) {
   EXPECT_GT(bytes, 0U);
   EXPECT_LE(bytes, smallest_window_bytes);
   EXPECT_EQ(world.slots().free, 100U);
+}
+
+TEST(Cancel, WhoSeesTheEndFindsEverythingAtHome) {
+  constexpr std::size_t many = 2000;  // so that bringing them home takes a moment
+  const auto device = std::make_shared<ScriptedDevice>(ScriptedOptions{.moves_bytes = false});
+  World world(device, {.device_blocks = many, .slots = many, .config = without_reaper()});
+  std::vector<BlockId> all(many);
+  std::iota(all.begin(), all.end(), BlockId{0});
+  for (int round = 0; round < 100; ++round) {
+    const auto transfer = world.offload({.blocks = all});
+    EXPECT_EQ(transfer->cancel(), CancelOutcome::draining);
+    EXPECT_EQ(world.slots().quarantined, many);
+    device->run_all();
+    std::atomic<bool> watching{false};
+    std::thread watcher([&] {
+      watching = true;
+      EXPECT_TRUE(comes_true([&] { return transfer->done(); }));
+      EXPECT_EQ(world.slots().free, many);
+      EXPECT_TRUE(world.manager().busy(all).empty());
+      EXPECT_EQ(world.stats(Direction::to_host).queued_bytes, 0U);
+    });
+    while (!watching) std::this_thread::yield();
+    static_cast<void>(world.manager().poll());
+    watcher.join();
+  }
 }
 
 TEST_F(TransferTest, ManyThreadsThatCancelAgreeOnOneEnd) {
@@ -335,6 +372,7 @@ TEST_F(TransferTest, ManyThreadsThatCancelAgreeOnOneEnd) {
 
 // ---- dropped handles ----
 
+// Public failure 42: releasing a transfer in flight destroyed what its completion still pointed to.
 TEST_F(TransferTest, ADroppedOffloadIsQuarantinedThenFree) {
   Stall stall(world_.device_ptr(), engine_.handle());
   world_.offload({.blocks = {1, 2}, .after = world_.after_stream(engine_.handle())});
@@ -358,6 +396,7 @@ TEST_F(TransferTest, AnOffloadThatIsDroppedAfterItsEndFreesItsBlocksUnlessTheyWe
   EXPECT_EQ(world_.slots().held, 1U);
 }
 
+// Public failure 42: releasing a transfer in flight destroyed what its completion still pointed to.
 TEST_F(TransferTest, ADroppedRestoreStillArrives) {
   const auto copy = world_.stored(1, 99);
   world_.restore({.blocks = {7}}, *copy);
@@ -420,6 +459,7 @@ class FailingTransferTest : public ::testing::Test {
   World world_{device_, {.config = without_reaper()}};
 };
 
+// Public failure 105: a failed transfer was taken for a good one.
 TEST_F(FailingTransferTest, AFailedCopyEndsFailedOnceItsGuardWasObservedAndTheManagerWorksOn) {
   device_->fail(CallKind::copy, 1, Failure::in_flight);
   const auto transfer = world_.offload({.blocks = {1}, .tag = "a"});

@@ -8,12 +8,30 @@ import numpy as np
 import pytest
 
 import kvmem
+import support
 from support import Cache
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "host_only(reason): not on the virtual device, and why")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        only = metafunc.definition.get_closest_marker("host_only")
+        kinds = ["host"] if only else ["host", "virtual"]
+        metafunc.parametrize("device", kinds, indirect=True)
+
+
 @pytest.fixture
-def device() -> kvmem.Device:
-    return kvmem.open_device("host", workers=2)
+def device(request: pytest.FixtureRequest) -> Iterator[kvmem.Device]:
+    if request.param == "host":
+        yield kvmem.open_device("host", workers=2)
+        return
+    device = kvmem.open_device("virtual", seed=7)
+    support.clocks.append(device)
+    yield device
+    support.clocks.remove(device)
 
 
 @pytest.fixture

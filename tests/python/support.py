@@ -18,12 +18,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 import kvmem
-from kvmem.testing import Gate, stall
+from kvmem.testing import Gate, advance, now, stall
 
 Result = TypeVar("Result")
 
 PATIENCE = 20.0
 """Seconds until a wait for something that must come counts as lost."""
+
+
+clocks: list[kvmem.Device] = []
+"""Virtual devices under test: somebody must move their clocks."""
 
 
 def until(condition: Callable[[], object], what: str = "the condition") -> None:
@@ -32,7 +36,14 @@ def until(condition: Callable[[], object], what: str = "the condition") -> None:
     pause = threading.Event()
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE} s"
+        for device in clocks:
+            advance(device, 0.001)
         pause.wait(0.001)
+
+
+def clock(device: kvmem.Device) -> float:
+    """The clock that its timeline is on: the monotonic one, unless time is virtual."""
+    return now(device) if device.info["virtual_time"] else time.monotonic()
 
 
 def in_thread(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Future[Result]:
@@ -146,7 +157,7 @@ class Cache:
     ) -> None:
         self.device = device
         self.arrays = [np.zeros((blocks, segment_bytes), np.uint8) for _ in range(layers)]
-        self.layout = kvmem.KVLayout.from_arrays(self.arrays)
+        self.layout = kvmem.KVLayout.from_arrays(self.arrays, memory=device.name)
         block_bytes = layers * segment_bytes
         self.block_bytes = block_bytes
         slot_bytes = -(-block_bytes // 4096) * 4096

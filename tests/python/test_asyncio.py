@@ -17,6 +17,8 @@ from support import PATIENCE, Cache, descriptors, free_slots, in_thread
 MakeCache = Callable[..., Cache]
 Result = TypeVar("Result")
 
+pytestmark = pytest.mark.host_only("awaiting moves no virtual clock")
+
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Run `main` with a deadline, and look that it left no reader behind."""
@@ -67,6 +69,8 @@ def test_awaiting_raises_the_error_of_the_transfer(cache: Cache) -> None:
 
 
 def test_many_tasks_may_await_one_transfer(cache: Cache) -> None:
+    """Public failure 165: many waited for one load, one after the other."""
+
     async def main() -> None:
         stream, gate = cache.stalled_stream()
         transfer = cache.manager.offload([0], after=stream)

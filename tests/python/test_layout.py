@@ -51,11 +51,13 @@ def test_cuda_is_the_first_cuda_device() -> None:
     ],
 )
 def test_a_number_that_is_none_is_refused_by_name(name: str, bad: Any) -> None:
+    """Public failure 174: a size of zero was accepted."""
     with pytest.raises(kvmem.InvalidArgument, match=name):
         Region(**{**GOOD, name: bad})
 
 
 def test_a_layout_says_what_its_regions_add_up_to() -> None:
+    """Public failure 86: bytes of a block came from a page size that not every layer had."""
     regions = [
         Region(1 << 20, 128, 64, 10, stage=5),
         Region(2 << 20, 300, 200, 10, stage=1),
@@ -119,6 +121,7 @@ def test_regions_may_interleave_as_long_as_they_share_no_byte() -> None:
 
 
 def test_numbers_beyond_32_bits_are_exact() -> None:
+    """Public failure 170: offsets were narrowed to 32 bits."""
     big = 2**40 + 4096
     layout = KVLayout([Region(big, 2**33, 2**32 + 1, 2**20), Region(2**60, 2**32, 2**31, 2**20)])
     assert facts(layout.regions[0]) == (big, 2**33, 2**32 + 1, 2**20, 0)
@@ -209,6 +212,7 @@ def test_a_single_block_needs_no_stride() -> None:
     ids=["last", "middle", "swapped", "Fortran", "broadcast", "reversed"],
 )
 def test_an_axis_that_is_not_dense_is_refused_by_name(array: Any, axis: int) -> None:
+    """Public failure 85: a layout was guessed from a shape that two layouts share."""
     with pytest.raises(kvmem.InvalidArgument, match=rf"arrays\[1\]: axis {axis}"):
         KVLayout.from_arrays([np.zeros((6, 8), np.uint8), array])
 

@@ -30,6 +30,7 @@ NOT_SIZES = [0, -1, True, 1.5, float("nan"), 2**63, 2**64, None, []]
 def test_a_bound_that_is_none_is_refused_by_name_and_value(
     cache: Cache, name: str, bad: Any
 ) -> None:
+    """Public failure 174: a size of zero was accepted."""
     with pytest.raises(kvmem.InvalidArgument, match=name) as refusal:
         kvmem.Manager(cache.device, cache.layout, cache.pool, **{name: bad})
     assert str(bad) in str(refusal.value)
@@ -74,14 +75,15 @@ def test_a_pool_of_another_block_size_is_refused_with_both_sizes(cache: Cache) -
 
 
 def test_a_pool_of_another_device_is_refused(cache: Cache) -> None:
-    other = kvmem.open_device("host", workers=1)
+    other = kvmem.open_device(cache.device.kind)
     with pytest.raises(kvmem.InvalidArgument, match="another device"):
         kvmem.Manager(other, cache.layout, cache.pool)
 
 
 def test_a_layout_in_another_memory_is_refused_with_both_names(cache: Cache) -> None:
     layout = kvmem.KVLayout([kvmem.Region(4096, 4096, 4096, 4, memory="cuda:1")])
-    with pytest.raises(kvmem.InvalidArgument, match="in cuda:1 memory, the device is host"):
+    names = f"in cuda:1 memory, the device is {cache.device.name}"
+    with pytest.raises(kvmem.InvalidArgument, match=names):
         kvmem.Manager(cache.device, layout, cache.pool)
 
 
@@ -119,9 +121,10 @@ def shapes() -> dict[str, tuple[Callable[[], list[np.ndarray[Any, Any]]], int]]:
 def test_what_was_offloaded_comes_back_elsewhere(
     device: kvmem.Device, random: np.random.Generator, shape: str, reaper: bool
 ) -> None:
+    """Public failure 86: bytes of a block came from a page size that not every layer had."""
     make, axis = shapes()[shape]
     arrays = make()
-    layout = kvmem.KVLayout.from_arrays(arrays, block_axis=axis)
+    layout = kvmem.KVLayout.from_arrays(arrays, block_axis=axis, memory=device.name)
     blocks = [np.moveaxis(array, axis, 0) for array in arrays]  # views, blocks first
     for each in blocks:
         each[:] = random.integers(0, 256, each.shape)
@@ -139,10 +142,12 @@ def test_what_was_offloaded_comes_back_elsewhere(
 
 
 def test_padding_between_the_rows_is_never_touched(device: kvmem.Device) -> None:
+    """Public failure 87: with padded pages the arithmetic assumed rows without gaps."""
     memory = np.full((8, 1024), 0xEE, np.uint8)
     rows = memory[:, :576]
     rows[:] = 1
-    with kvmem.Manager(device, kvmem.KVLayout.from_arrays([rows]), host_bytes="64KiB") as manager:
+    layout = kvmem.KVLayout.from_arrays([rows], memory=device.name)
+    with kvmem.Manager(device, layout, host_bytes="64KiB") as manager:
         stored = manager.offload([0, 1], after=READY)
         stored.wait(PATIENCE)
         rows[:] = 2
@@ -159,6 +164,7 @@ def test_the_payload_of_a_host_block_is_its_segments_in_order(cache: Cache) -> N
 
 
 def test_a_block_may_be_offloaded_twice_in_one_transfer(cache: Cache) -> None:
+    """Public failure 29: some finished requests were never retired."""
     cache.fill(2, 30)
     copy = cache.stored(2, 2)
     assert (copy.blocks.gather() == cache.expected(30)).all()
@@ -243,6 +249,9 @@ NOT_IDS = [
 
 @pytest.mark.parametrize("bad", NOT_IDS, ids=lambda bad: repr(bad)[:30])
 def test_what_is_no_block_id_is_refused(cache: Cache, bad: Any) -> None:
+    """Public failure 86: bytes of a block came from a page size that not every layer had.
+    Public failure 98: a host block of another rank did not exist here.
+    """
     copy = cache.stored(0)
     for call in (
         lambda: cache.manager.offload(bad, after=READY),
@@ -259,6 +268,7 @@ def test_what_is_no_block_id_is_refused(cache: Cache, bad: Any) -> None:
 
 @pytest.mark.parametrize("none", [[], (), np.array([], int)], ids=repr)
 def test_a_transfer_of_nothing_is_refused(cache: Cache, none: Any) -> None:
+    """Public failure 14: an empty list of blocks was handed on as a success."""
     copy = cache.stored(0)
     with pytest.raises(kvmem.InvalidArgument, match="at least one block"):
         cache.manager.offload(none, after=READY)
@@ -383,6 +393,7 @@ def test_try_offload_gives_none_at_a_bound(make_cache: MakeCache, bound: str) ->
 def test_offload_times_out_at_a_bound_with_its_numbers(
     make_cache: MakeCache, bound: str, wanted: int
 ) -> None:
+    """Public failure 49: a put into a full store hung, and its key was left half-made."""
     cache, let_go = bounded(make_cache, bound)
     error = kvmem.PoolExhausted if bound == "pool blocks" else kvmem.TimedOut
     free = free_slots(cache.pool)
@@ -401,6 +412,7 @@ def test_offload_times_out_at_a_bound_with_its_numbers(
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_offload_waits_at_a_bound(make_cache: MakeCache, bound: str) -> None:
+    """Public failure 150: nothing but the GIL held a producer back."""
     cache, let_go = bounded(make_cache, bound)
     cache.fill(2, 50)
     waiting = in_thread(cache.manager.offload, [2, 3], after=READY, tag=2)
@@ -429,6 +441,7 @@ def test_restore_meets_its_own_bounds(make_cache: MakeCache, bound: str) -> None
 
 
 def test_what_can_never_be_accepted_is_a_capacity_error_at_once(make_cache: MakeCache) -> None:
+    """Public failure 49: a put into a full store hung, and its key was left half-made."""
     cache = make_cache(slots=2, max_queued_bytes=3 * 4096)
     with pytest.raises(kvmem.CapacityError, match="pool blocks wanted 3, free 2"):
         cache.manager.offload([0, 1, 2], after=READY)
@@ -501,6 +514,7 @@ def test_into_holds_the_slots_while_the_copy_is_in_flight(cache: Cache) -> None:
 
 
 def test_into_slots_that_cannot_be_used_is_refused_by_number(cache: Cache) -> None:
+    """Public failure 98: a host block of another rank did not exist here."""
     mine = cache.pool.acquire(1)
     slot = int(mine.indices[0])
     two = cache.pool.acquire(2)
@@ -528,6 +542,7 @@ def test_into_slots_that_cannot_be_used_is_refused_by_number(cache: Cache) -> No
 
 
 def test_a_restore_into_a_block_in_use_is_busy_with_block_and_transfer(cache: Cache) -> None:
+    """Public failure 54: a restore without a free device block stopped the engine."""
     copy = cache.stored(0)
     stream, gate = cache.stalled_stream()
     reading = cache.manager.offload([5, 6], after=stream)
@@ -609,6 +624,7 @@ def test_a_dropped_handle_is_reported_too_and_its_blocks_go_home(cache: Cache) -
 
 
 def test_a_cancelled_transfer_is_reported_once(cache: Cache) -> None:
+    """Public failure 25: the end of a cancelled transfer was filtered out."""
     stream, gate = cache.stalled_stream()
     transfer = cache.manager.offload([0], after=stream, tag=1)
     transfer.cancel()
@@ -633,6 +649,7 @@ def test_poll_drives_a_manager_without_a_reaper(make_cache: MakeCache) -> None:
 
 
 def test_drain_says_whether_it_came_to_that(cache: Cache) -> None:
+    """Public failure 131: a wait had no limit."""
     stream, gate = cache.stalled_stream()
     transfer = cache.manager.offload([0], after=stream)
     report = cache.manager.drain(0)
@@ -651,7 +668,7 @@ def test_rebind_swaps_the_addresses(cache: Cache) -> None:
     cache.fill(3, 11)
     copy = cache.stored(3)
     moved = [np.zeros_like(array) for array in cache.arrays]
-    cache.manager.rebind(kvmem.KVLayout.from_arrays(moved))
+    cache.manager.rebind(kvmem.KVLayout.from_arrays(moved, memory=cache.device.name))
     cache.manager.restore(copy, [6], after=READY).wait(PATIENCE)
     assert [(array[6] == 11 + layer).all() for layer, array in enumerate(moved)] == [True, True]
     assert not any(array[6].any() for array in cache.arrays)
@@ -688,7 +705,7 @@ def test_rebind_to_another_geometry_is_incompatible_and_lists_what_differs(
 ) -> None:
     arrays = [np.zeros(shape, np.uint8) for _ in range(layers)]
     with pytest.raises(kvmem.Incompatible, match=differing[0]) as refusal:
-        cache.manager.rebind(kvmem.KVLayout.from_arrays(arrays))
+        cache.manager.rebind(kvmem.KVLayout.from_arrays(arrays, memory=cache.device.name))
     fields = refusal.value.fields
     assert len(fields) == len(differing)
     for field, pattern in zip(fields, differing, strict=True):
@@ -701,6 +718,7 @@ def test_rebind_to_what_is_no_layout_is_a_type_error(cache: Cache, bad: Any) -> 
         cache.manager.rebind(bad)
 
 
+@pytest.mark.host_only("a thread that waits passes the time-outs of virtual time at once")
 def test_close_waits_for_the_old_work(cache: Cache) -> None:
     stream, gate = cache.stalled_stream()
     transfer = cache.manager.offload([0], after=stream)
@@ -752,6 +770,7 @@ def test_a_closed_manager_takes_nothing_and_answers_questions(cache: Cache) -> N
     assert (copy.blocks[0] == cache.expected(12)).all()
 
 
+@pytest.mark.host_only("a thread that waits passes the time-outs of virtual time at once")
 def test_closing_tells_those_who_wait_at_a_bound(make_cache: MakeCache) -> None:
     cache = make_cache(max_queued_bytes=4096)
     stream, gate = cache.stalled_stream()
@@ -815,6 +834,7 @@ def test_a_copy_of_another_pool_is_refused(cache: Cache) -> None:
 
 
 def test_the_statistics_count_exactly_what_happened(cache: Cache) -> None:
+    """Public failure 138: a counter stayed at zero."""
     copy = cache.stored(0, 1, 2)
     cache.stored(3, tag=1)
     cache.manager.restore(copy[:2], [4, 5], after=READY).wait(PATIENCE)

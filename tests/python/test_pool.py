@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvmem
-from kvmem.testing import stall
+from kvmem.testing import now, stall
 from support import PATIENCE, Cache, free_slots, in_thread, until
 
 MakePool = Callable[..., kvmem.BlockPool]
@@ -29,6 +28,9 @@ NOT_TIMEOUTS = [-1, -0.5, float("nan"), float("-inf"), True, "1", [], 10**400, n
 
 
 def test_capacity_is_cut_into_slots_of_whole_pages(device: kvmem.Device) -> None:
+    """Public failure 73: sizes were rounded up to a power of two.
+    Public failure 94: a pool size that is no multiple of the chunk stopped the start.
+    """
     pool = kvmem.BlockPool(device, block_bytes=5000, capacity_bytes=8192 * 3 + 100)
     assert (pool.block_bytes, pool.slot_bytes, pool.capacity) == (5000, 8192, 3)
     stats = pool.stats()
@@ -46,6 +48,7 @@ def test_sizes_are_integers_or_strings_with_units(device: kvmem.Device, size: An
 def test_a_size_that_is_none_is_refused_by_name_and_value(
     device: kvmem.Device, name: str, bad: Any
 ) -> None:
+    """Public failure 174: a size of zero was accepted."""
     sizes = {"block_bytes": 4096, "capacity_bytes": 16384, name: bad}
     with pytest.raises(kvmem.InvalidArgument, match=name) as refusal:
         kvmem.BlockPool(device, **sizes)
@@ -81,6 +84,7 @@ def test_an_option_of_a_wrong_type_is_a_type_error(device: kvmem.Device, name: s
 
 
 def test_less_than_one_slot_is_a_capacity_error_with_numbers(device: kvmem.Device) -> None:
+    """Public failure 94: a pool size that is no multiple of the chunk stopped the start."""
     with pytest.raises(kvmem.CapacityError, match="capacity_bytes") as refusal:
         kvmem.BlockPool(device, block_bytes=5000, capacity_bytes=8191)
     assert refusal.value.bound == "capacity_bytes"
@@ -90,6 +94,7 @@ def test_less_than_one_slot_is_a_capacity_error_with_numbers(device: kvmem.Devic
 def test_more_than_the_machine_has_is_refused_before_any_page_is_touched(
     device: kvmem.Device,
 ) -> None:
+    """Public failure 62: the limit of the container was not looked at."""
     touched: list[int] = []
     with pytest.raises(kvmem.CapacityError, match=r"wanted 1099511627776, free \d+") as refusal:
         kvmem.BlockPool(
@@ -161,6 +166,7 @@ def test_a_count_that_is_none_is_refused(pool: kvmem.BlockPool, bad: Any) -> Non
 
 @pytest.mark.parametrize("bad", NOT_TIMEOUTS, ids=lambda bad: repr(bad)[:20])
 def test_a_timeout_that_is_none_is_refused(pool: kvmem.BlockPool, bad: Any) -> None:
+    """Public failure 174: a size of zero was accepted."""
     with pytest.raises(kvmem.InvalidArgument, match="timeout"):
         pool.acquire(1, timeout=bad)
     assert free_slots(pool) == 4
@@ -187,12 +193,15 @@ def test_more_than_the_pool_has_is_a_capacity_error_at_once(pool: kvmem.BlockPoo
         asyncio.run(pool.acquire_async(5))
 
 
-def test_a_timeout_is_pool_exhausted_with_numbers_and_comes_in_time(pool: kvmem.BlockPool) -> None:
+def test_a_timeout_is_pool_exhausted_with_numbers_and_comes_in_time(
+    device: kvmem.Device, pool: kvmem.BlockPool
+) -> None:
+    """Public failure 46: an allocation was tried again for ever."""
     held = pool.acquire(3)
-    started = time.monotonic()
+    started = now(device)
     with pytest.raises(kvmem.PoolExhausted, match="wanted 2, free 1") as refusal:
         pool.acquire(2, timeout=0.2)
-    assert 0.2 <= time.monotonic() - started < 1.0
+    assert 0.2 <= now(device) - started < 1.0
     error = refusal.value
     assert (error.bound, error.wanted, error.free, error.held) == ("pool blocks", 2, 1, len(held))
     assert isinstance(error, kvmem.AtBound)
@@ -209,6 +218,7 @@ def test_a_timeout_of_zero_does_not_wait_and_does_not_stay_in_the_queue(
     assert pool.try_acquire(4) is not None
 
 
+@pytest.mark.host_only("a thread that waits passes the time-outs of virtual time at once")
 def test_threads_are_served_first_come_first_served(pool: kvmem.BlockPool) -> None:
     held = [pool.acquire(1) for _ in range(4)]
     order: list[int] = []
@@ -284,6 +294,7 @@ def test_cancelling_an_awaiting_task_loses_nothing(pool: kvmem.BlockPool, when: 
 
 
 def test_indices_are_the_rows_of_the_array(pool: kvmem.BlockPool) -> None:
+    """Public failure 41: a returned handle was a view of a list that another thread rebuilt."""
     blocks = pool.acquire(3)
     assert blocks.indices.dtype == np.int64
     assert len(set(blocks.indices.tolist())) == len(blocks) == 3
@@ -297,6 +308,7 @@ def test_indices_are_the_rows_of_the_array(pool: kvmem.BlockPool) -> None:
 def test_the_array_is_a_view_of_the_arena_with_the_slots_as_row_stride(
     make_pool: MakePool,
 ) -> None:
+    """Public failure 108: buffers were less aligned than they claimed."""
     pool = make_pool(slots=3, block_bytes=5000)
     array = pool.array
     assert (array.shape, array.strides, array.dtype) == ((3, 5000), (8192, 1), np.uint8)
@@ -441,6 +453,7 @@ def test_a_share_is_a_second_holder(pool: kvmem.BlockPool) -> None:
 
 
 def test_a_second_release_raises_and_changes_nothing(pool: kvmem.BlockPool) -> None:
+    """Public failure 35: a second release freed the data of others."""
     blocks, other = pool.acquire(2), pool.acquire(1)
     blocks.release()
     again = pool.acquire(2)
@@ -468,6 +481,7 @@ def test_released_blocks_cannot_be_used(pool: kvmem.BlockPool, stream: kvmem.Str
 
 
 def test_blocks_are_released_once_when_two_threads_release_them(pool: kvmem.BlockPool) -> None:
+    """Public failure 35: a second release freed the data of others."""
     for _ in range(200):
         blocks = pool.acquire(4)
         together = threading.Barrier(2)
@@ -517,6 +531,9 @@ def advance(stream: kvmem.Stream) -> None:
 def test_release_after_keeps_the_blocks_until_the_device_is_there(
     device: kvmem.Device, pool: kvmem.BlockPool, form: str
 ) -> None:
+    """Public failure 12: a deallocation took a stream and ignored it.
+    Public failure 53: a full pool did not say what kept it full.
+    """
     stream = device.stream()
     blocks = pool.acquire(3)
     with stall(device, stream):
@@ -584,6 +601,7 @@ def test_release_after_a_transfer_is_refused(cache: Cache) -> None:
     assert not blocks.released
 
 
+@pytest.mark.host_only("a thread that waits passes the time-outs of virtual time at once")
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain release", "release(after=)"])
 def test_a_copy_loop_of_the_users_own_needs_release_after(
     device: kvmem.Device, make_pool: MakePool, guarded: bool
@@ -592,6 +610,8 @@ def test_a_copy_loop_of_the_users_own_needs_release_after(
 
     The next owner gets the same slot and fills it. With the guard the bytes arrive; without it
     they do not, which shows that the test would notice.
+
+    Public failure 3: a staging buffer was filled again while a copy still had to read it.
     """
     pool = make_pool(slots=1)
     stream = device.stream()
@@ -684,6 +704,9 @@ def test_closing_tells_those_who_await(pool: kvmem.BlockPool) -> None:
 
 
 def test_the_statistics_say_exactly_what_happened(make_pool: MakePool) -> None:
+    """Public failure 79: nobody saw how long the pool took.
+    Public failure 138: a counter stayed at zero.
+    """
     pool = make_pool(slots=4, block_bytes=5000)
     first, second = pool.acquire(3), pool.acquire(1)
     assert pool.try_acquire(1) is None

@@ -107,6 +107,7 @@ async def awaited(transfer: kvmem.Transfer) -> None:
 def test_every_call_says_forked_in_a_child_and_the_parent_works_on(
     cache: Cache, state: str
 ) -> None:
+    """Public failure 152: a fork behind a first use made the children fail."""
     cache.fill(1, 10)
     stream, gate = cache.stalled_stream()
     transfer = cache.manager.offload([1], after=stream)
@@ -398,6 +399,9 @@ ENDS = {
     [(end, 0) for end in ENDS] + [(end, 7) for end in ENDS if "thread" in end or "flight" in end],
 )
 def test_the_process_ends_soon_and_silently_with_its_own_status(end: str, status: int) -> None:
+    """Public failure 155: a process did not end, or could not be closed twice.
+    Public failure 156: late destructors made noise at exit.
+    """
     script = MAKE + dedent_to(ENDS[end], 4) + f"\n    sys.exit({status})\n"
     started = time.monotonic()
     ran = run_child(script, timeout=30)
@@ -459,6 +463,7 @@ def test_a_daemon_thread_hears_nothing_of_the_end() -> None:
 
 
 def test_importing_needs_only_numpy_starts_no_thread_and_opens_nothing() -> None:
+    """Public failure 152: a fork behind a first use made the children fail."""
     ran = run_child(
         """
     import os, sys
@@ -488,6 +493,7 @@ def test_importing_does_not_bring_in_the_extras() -> None:
 
 
 def test_a_signal_that_kills_leaves_nothing_that_hangs() -> None:
+    """Public failure 135: a signal left memory behind."""
     child = subprocess.Popen(
         [sys.executable, "-c", dedent_to(MAKE, 0) + "\n" + KILLED],
         stdout=subprocess.PIPE,

@@ -40,6 +40,9 @@ def expect_conserved(result: ReplayResult) -> None:
 def test_hits_are_those_of_a_plain_lru_cache_however_many_requests_run(
     hit: HitRule, concurrency: int, host_blocks: int | None
 ) -> None:
+    """Public failure 55: blocks were freed twice and hits sank to zero.
+    Public failure 173: a working set larger than the pool was undefined.
+    """
     result = run(hit=hit, concurrency=concurrency, host_blocks=host_blocks)
     hits = lru_hits([request.keys for request in CHATS], host_blocks or 1 << 30)
     blocks = sum(map(len, hits))
@@ -77,6 +80,7 @@ def test_each_damaged_block_is_caught_once(count: int) -> None:
 
 
 def test_damage_to_a_source_that_the_same_request_evicts_does_not_stop_the_replay() -> None:
+    """Public failure 178: what a lookup had promised was gone at the load."""
     requests = [Request(0, 512, 1, (key,)) for key in range(3)]
     requests.append(Request(0, 2048, 1, (0, 7, 8, 9)))
     result = run(requests, corrupt=1, host_blocks=3)
@@ -90,6 +94,7 @@ def test_damage_to_a_source_that_the_same_request_evicts_does_not_stop_the_repla
 def test_cancelled_requests_leak_nothing_and_every_transfer_ends_once(
     rate: float, seed: int, host_blocks: int | None
 ) -> None:
+    """Public failure 21: each aborted prefetch kept some slots of the host pool."""
     result = run(abort_rate=rate, seed=seed, host_blocks=host_blocks, concurrency=3)
     assert result.faults() == []
     assert result.failed == 0
@@ -105,7 +110,10 @@ def test_equal_seeds_give_equal_hits_although_cancels_race_with_copies() -> None
 
 
 def test_a_restore_that_brings_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was in the target before never passes for the restored block, not even a stale copy."""
+    """What was in the target before never passes for the restored block, not even a stale copy.
+
+    Public failure 102: a restore that brought nothing was reported as good.
+    """
     real = kvmem.Manager.restore
 
     def elsewhere(manager: kvmem.Manager, copy: kvmem.HostCopy, blocks: object, **rest: object):  # type: ignore[no-untyped-def]

@@ -78,6 +78,7 @@ def test_what_a_request_pushed_out_itself_is_not_stored() -> None:
 
 
 def test_a_hit_that_the_same_request_evicts_later_keeps_its_source() -> None:
+    """Public failure 45: victims were chosen among the keys of the request itself."""
     index = HostIndex(2, "blocks")
     first = plan(index, [1])
     holder = object()
@@ -108,6 +109,7 @@ def test_only_blocks_that_were_evicted_count_as_offloaded_again() -> None:
 
 
 def test_a_discarded_block_is_a_miss() -> None:
+    """Public failure 113: a block that cannot be loaded stayed a hit."""
     index = HostIndex(4, "blocks")
     made = plan(index, [1, 2])
     index.discard(made.stored[:1])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import numpy as np
 import pytest
 
 import kvmem
-from kvmem.testing import stall
+from kvmem.testing import now, slow_host_device, stall
 from support import PATIENCE, until
 
 
@@ -141,6 +142,54 @@ def test_streams_have_handles_and_ids_of_their_own(device: kvmem.Device) -> None
     other = kvmem.open_device("host", workers=1).stream()
     assert other.handle not in {each.handle for each in streams}
     assert other.id not in {each.id for each in streams}
+
+
+# ---- clocks, and a slow host device
+
+
+def test_the_clock_of_the_host_device_is_the_monotonic_one() -> None:
+    before = time.monotonic()
+    seen = now(kvmem.open_device("host", workers=1))
+    assert before <= seen <= time.monotonic()
+
+
+def test_the_clock_never_goes_back(device: kvmem.Device) -> None:
+    seen = [now(device)]
+    for _ in range(5):
+        stream = device.stream()
+        stream.copy(np.zeros(1 << 16, np.uint8), np.ones(1 << 16, np.uint8))
+        stream.synchronize(PATIENCE)
+        seen.append(now(device))
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0]
+
+
+def test_a_slow_host_device_holds_to_its_speed() -> None:
+    device = slow_host_device(gbps=0.02)
+    assert (device.kind, device.info["copy_engines"]) == ("host", 1)
+    source = np.ones(2_000_000, np.uint8)
+    target = np.zeros_like(source)
+    stream = device.stream()
+    began = now(device)
+    stream.copy(target, source)
+    event = stream.record()
+    assert not event.done()
+    stream.synchronize(PATIENCE)
+    assert target.all()
+    threads = 2  # its worker, and this one, which helps
+    assert now(device) - began >= source.nbytes / (0.02e9 * threads)
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), True, "1", None], ids=repr)
+def test_a_speed_that_is_none_is_refused(bad: float) -> None:
+    with pytest.raises(kvmem.InvalidArgument, match="gbps"):
+        slow_host_device(gbps=bad)
+
+
+@pytest.mark.parametrize("bad", [-1, 257, True, 1.5, None], ids=repr)
+def test_a_number_of_slow_workers_that_is_none_is_refused(bad: int) -> None:
+    with pytest.raises(kvmem.InvalidArgument, match="workers"):
+        slow_host_device(gbps=1.0, workers=bad)
 
 
 # ---- devices

@@ -29,6 +29,8 @@ from support import (
     until,
 )
 
+pytestmark = pytest.mark.host_only("storms of real threads in real time")
+
 LONGEST_GAP = 0.5
 """Seconds without a tick that count as a GIL kept; the calls below wait for longer than that."""
 WAIT = 0.7
@@ -70,6 +72,9 @@ def waits(cache: Cache) -> dict[str, Callable[[], Any]]:
 def test_other_threads_run_while_one_waits(
     make_cache: Callable[..., Cache], name: str, reaper: bool
 ) -> None:
+    """Public failure 127: a wait held the GIL.
+    Public failure 144: the interpreter stood still while a call blocked.
+    """
     cache = make_cache(slots=2, reaper=reaper)
     call = waits(cache)[name]
     started = time.monotonic()
@@ -80,6 +85,7 @@ def test_other_threads_run_while_one_waits(
 
 
 def test_other_threads_run_while_a_pool_is_made_and_dropped(device: kvmem.Device) -> None:
+    """Public failure 144: the interpreter stood still while a call blocked."""
     with ticking() as longest_gap:
         started = time.monotonic()
         pool = kvmem.BlockPool(device, block_bytes=4096, capacity_bytes="1GiB", shared=True)
@@ -176,6 +182,7 @@ def test_two_threads_may_ask_for_a_result_at_once(cache: Cache) -> None:
 
 
 def test_two_threads_may_close_at_once(make_cache: Callable[..., Cache]) -> None:
+    """Public failure 155: a process did not end, or could not be closed twice."""
     for _ in range(20):
         cache = make_cache()
         cache.manager.offload([0], after=READY)
@@ -260,6 +267,7 @@ class Storm:
 def test_a_storm_of_threads_loses_nothing_and_mixes_nothing(
     make_cache: Callable[..., Cache], reaper: bool
 ) -> None:
+    """Public failure 147: locks were taken in two orders."""
     cache = make_cache(
         blocks=16, slots=10, segment_bytes=30_000, window_bytes=65536, max_reports=32, reaper=reaper
     )
@@ -319,6 +327,7 @@ def test_managers_leave_no_thread_no_descriptor_and_no_memory_behind() -> None:
 
 
 def test_an_idle_manager_closes_at_once(cache: Cache) -> None:
+    """Public failure 157: closing an idle engine took seconds, until a blocked thread gave up."""
     cache.stored(0)
     started = time.monotonic()
     assert cache.manager.close().quiet
@@ -344,6 +353,7 @@ def test_two_managers_of_one_device_share_one_reaper(device: kvmem.Device) -> No
 
 
 def test_many_rounds_of_small_results_do_not_grow() -> None:
+    """Public failure 30: small handles kept many old lists alive."""
     device = kvmem.open_device("host", workers=1)
     pool = kvmem.BlockPool(device, block_bytes=4096, capacity_bytes="4MiB")
 

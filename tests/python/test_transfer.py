@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import gc
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 import kvmem
 from kvmem import READY, CancelOutcome
+from kvmem.testing import now
 from support import PATIENCE, Cache, free_slots, in_thread, until
 
 MakeCache = Callable[..., Cache]
@@ -277,19 +277,21 @@ def test_ids_are_different_and_rise(cache: Cache) -> None:
 
 
 def test_wait_times_out_in_time_and_changes_nothing(cache: Cache) -> None:
+    """Public failure 131: a wait had no limit."""
     stream, gate = cache.stalled_stream()
     transfer = cache.manager.offload([0], after=stream)
     for timeout in (0, 0.1):
-        started = time.monotonic()
+        started = now(cache.device)
         with pytest.raises(kvmem.TimedOut, match=f"transfer {transfer.id}") as refusal:
             transfer.wait(timeout)
-        assert timeout <= time.monotonic() - started < timeout + 1
+        assert timeout <= now(cache.device) - started < timeout + 1
         assert isinstance(refusal.value, TimeoutError)
     gate.open()
     transfer.wait(PATIENCE)
 
 
 def test_many_threads_may_wait_for_one_transfer(cache: Cache) -> None:
+    """Public failure 165: many waited for one load, one after the other."""
     stream, gate = cache.stalled_stream()
     transfer = cache.manager.offload([0], after=stream)
     waiting = [in_thread(transfer.wait) for _ in range(6)]
@@ -329,6 +331,7 @@ def test_a_result_that_nobody_asked_for_goes_home(cache: Cache) -> None:
 
 
 def test_cancelling_what_was_not_submitted_ends_it_at_once(make_cache: MakeCache) -> None:
+    """Public failure 26: cancelling a request that had never run stopped the whole engine."""
     cache = make_cache(blocks=128, slots=128, segment_bytes=65536, window_bytes=65536)
     stream, gate = cache.stalled_stream()
     lanes = [cache.manager.offload([i], after=stream) for i in range(12)]
@@ -361,6 +364,7 @@ def test_cancelling_what_is_in_flight_drains(cache: Cache) -> None:
 
 
 def test_cancelling_what_is_done_changes_nothing(cache: Cache) -> None:
+    """Public failure 26: cancelling a request that had never run stopped the whole engine."""
     cache.fill(0, 10)
     transfer = cache.manager.offload([0], after=READY)
     transfer.wait(PATIENCE)
@@ -538,6 +542,7 @@ def test_indices_and_slices_are_those_of_a_list(
 
 
 def test_a_slice_holds_its_blocks_and_no_other(cache: Cache) -> None:
+    """Public failure 178: what a lookup had promised was gone at the load."""
     copy = cache.stored(0, 1, 2, 3)
     part = copy[1:2]
     copy.release()
@@ -573,6 +578,7 @@ def test_a_slice_that_cannot_be_is_refused(cache: Cache, bad: slice, words: str)
 
 
 def test_a_share_is_a_second_holder(cache: Cache) -> None:
+    """Public failure 37: one holder of shared data took it away from the other."""
     cache.fill(0, 10)
     copy = cache.stored(0)
     second = copy.share()
@@ -635,6 +641,7 @@ def test_concat_refuses_copies_of_two_managers_and_released_ones(cache: Cache) -
 
 
 def test_a_second_release_raises(cache: Cache) -> None:
+    """Public failure 35: a second release freed the data of others."""
     copy = cache.stored(0)
     copy.release()
     assert copy.released
@@ -670,6 +677,7 @@ def test_the_blocks_of_a_copy_are_a_further_holder(cache: Cache) -> None:
 
 
 def test_a_copy_may_be_released_while_it_is_being_restored(cache: Cache) -> None:
+    """Public failure 6: the source of a copy went back to its pool with its last reference."""
     cache.fill(0, 10)
     copy = cache.stored(0)
     stream, gate = cache.stalled_stream()
@@ -698,7 +706,8 @@ def test_a_copy_outlives_its_transfer_and_its_manager(cache: Cache) -> None:
 
 def test_a_copy_made_with_another_geometry_is_incompatible(cache: Cache) -> None:
     arrays = [np.zeros((8, 4096), np.uint8)]
-    other = kvmem.Manager(cache.device, kvmem.KVLayout.from_arrays(arrays), cache.pool)
+    layout = kvmem.KVLayout.from_arrays(arrays, memory=cache.device.name)
+    other = kvmem.Manager(cache.device, layout, cache.pool)
     with pytest.raises(kvmem.Incompatible, match="regions: 2 and 1") as refusal:
         other.restore(cache.stored(0), [0], after=READY)
     assert refusal.value.fields[0] == "regions: 2 and 1"

@@ -1,4 +1,3 @@
-#include "device/host_device.hpp"
 #include "recycle/recycle_queue.hpp"
 
 #include <string>
@@ -7,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "device/host_device.hpp"
 #include "support/child_process.hpp"
 #include "support/scripted_device.hpp"
 #include "support/stall.hpp"
@@ -112,6 +112,7 @@ TEST_F(RecycleQueueTest, WhatIsBehindOneStreamEndsInOrder) {
   EXPECT_EQ(reap(), (Names{"b", "c"}));
 }
 
+// Public failure 33: the scan for finished copies stopped at the first unfinished one.
 TEST_F(RecycleQueueTest, ASlowStreamKeepsNobodyElseWaiting) {
   const Row slow = open();
   const Row fast = open();

@@ -1,4 +1,3 @@
-#include "device/host_device.hpp"
 #include "recycle/runtime.hpp"
 
 #include <cstring>
@@ -11,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
+#include "device/host_device.hpp"
 #include "support/scripted_device.hpp"
 #include "support/stall.hpp"
 #include "support/wait_for.hpp"
@@ -61,6 +61,7 @@ TEST_F(RuntimeTest, AMarkStandsForWhatTheStreamHeldWhenItWasTaken) {
   EXPECT_EQ(mark.event->query(), EventState::done);
 }
 
+// Public failure 44: the stream behind which blocks were freed was gone.
 TEST_F(RuntimeTest, AMarkOutlivesItsStream) {
   const StreamHandle engine = stream();
   Stall stall(device_, engine);
@@ -201,6 +202,7 @@ TEST_F(RuntimeTest, BlocksThatWereReleasedCannotBeReleasedAgainBehindAStream) {
   EXPECT_EQ(runtime_->recycle().in_flight(), 0U);
 }
 
+// Public failure 44: the stream behind which blocks were freed was gone.
 TEST_F(RuntimeTest, AReusedStreamHandleInheritsNothing) {
   const StreamHandle old = stream();
   Stall stall(device_, old);
@@ -262,6 +264,7 @@ TEST_F(CopyLoop, APlainReleaseLetsAnotherOwnerWriteUnderTheCopy) {
   EXPECT_EQ(read_back(false), std::byte{2});
 }
 
+// Public failure 12: a deallocation took a stream and ignored it.
 TEST_F(CopyLoop, AReleaseBehindTheStreamKeepsTheBytes) { EXPECT_EQ(read_back(true), std::byte{1}); }
 
 // ---- waiting ----

@@ -10,8 +10,10 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <list>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -20,14 +22,28 @@
 #include "base/error.hpp"
 #include "device/model_device.hpp"
 #include "device/model.hpp"
+#include "support/allocation_faults.hpp"
 
 namespace kvmem::test {
 
-enum class CallKind : std::uint8_t { create_stream, create_event, record, wait, query, copy, pin };
+enum class CallKind : std::uint8_t {
+  create_stream,
+  stream_id,
+  create_event,
+  record,
+  wait,
+  query,
+  recorded,
+  event_time,
+  copy,
+  pin,
+  any,  // in a script: whichever comes
+};
 
 enum class Failure : std::uint8_t {
   refused,    // nothing happened
   in_flight,  // it happened, and the device says that it failed
+  no_memory,  // nothing happened, and it throws bad_alloc
   lost,       // nothing happened, and the device is lost from now on
 };
 
@@ -59,14 +75,13 @@ class ScriptedDevice final : public ModelDevice {
   }
 
   // ---- the script ----
-  // The nth call of that kind from now on fails, counted from 1.
-  void fail(CallKind kind, std::size_t nth, Failure how = Failure::refused) {
+  // The nth call of that kind from now on fails, counted from 1, and those behind it.
+  void fail(CallKind kind, std::size_t nth, Failure how = Failure::refused, std::size_t times = 1) {
     const std::lock_guard lock(mutex_);
-    failures_.push_back({kind, nth, how, false});
+    failures_.push_back({kind, nth, how, times});
   }
   void fail_always(CallKind kind, Failure how = Failure::refused) {
-    const std::lock_guard lock(mutex_);
-    failures_.push_back({kind, 1, how, true});
+    fail(kind, 1, how, std::numeric_limits<std::size_t>::max());
   }
   void heal() {
     const std::lock_guard lock(mutex_);
@@ -124,14 +139,36 @@ class ScriptedDevice final : public ModelDevice {
     const std::lock_guard lock(mutex_);
     return pending_.size();
   }
-  // May a copy that was queued and has not run still read or write there?
-  [[nodiscard]] bool may_touch(const std::byte* base, std::size_t bytes) const {
+  // What copies that were queued and have not run may still read or write.
+  using Range = std::pair<const std::byte*, std::size_t>;
+  [[nodiscard]] std::vector<Range> pending_ranges() const {
     const std::lock_guard lock(mutex_);
-    return std::ranges::any_of(pending_, [&](const Pending& pending) {
-      return std::ranges::any_of(pending.ranges, [&](const auto& range) {
-        return range.first < base + bytes && base < range.first + range.second;
-      });
+    std::vector<Range> ranges;
+    for (const Pending& pending : pending_) {
+      ranges.insert(ranges.end(), pending.ranges.begin(), pending.ranges.end());
+    }
+    return ranges;
+  }
+  [[nodiscard]] static bool overlaps(const std::vector<Range>& ranges, const std::byte* base,
+                                     std::size_t bytes) {
+    return std::ranges::any_of(ranges, [&](const Range& range) {
+      return range.first < base + bytes && base < range.first + range.second;
     });
+  }
+  [[nodiscard]] bool may_touch(const std::byte* base, std::size_t bytes) const {
+    return overlaps(pending_ranges(), base, bytes);
+  }
+  // The arrays of each copy that was queued and has not run: on a lost device, for ever.
+  [[nodiscard]] std::vector<CopyDescriptors> pending_batches() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<CopyDescriptors> batches;
+    for (const Pending& pending : pending_) batches.push_back(pending.batch);
+    return batches;
+  }
+  using PinnedRange = std::pair<std::byte*, std::size_t>;
+  [[nodiscard]] std::vector<PinnedRange> pinned() const {
+    const std::lock_guard lock(mutex_);
+    return pinned_;
   }
   [[nodiscard]] std::size_t unpinned_copies() const { return unpinned_copies_; }
   [[nodiscard]] std::size_t injected() const { return injected_; }  // failures that happened
@@ -153,8 +190,8 @@ class ScriptedDevice final : public ModelDevice {
   void* allocate(std::size_t bytes) override { return ::operator new(bytes); }
   void deallocate(void* base, std::size_t) noexcept override { ::operator delete(base); }
   void pin(void* base, std::size_t bytes) override {
-    const auto held = let_in({.kind = CallKind::pin});
-    if (held.verdict != std::nullopt) throw CapacityError("scripted", {.bound = "pins"});
+    const Entered held(*this, {.kind = CallKind::pin});
+    if (held.verdict) throw CapacityError("scripted", {.bound = "pins"});
     pinned_.emplace_back(static_cast<std::byte*>(base), bytes);
   }
   void unpin(void* base, std::size_t bytes) noexcept override {
@@ -163,7 +200,7 @@ class ScriptedDevice final : public ModelDevice {
   }
 
   StreamHandle create_stream() override {
-    const auto held = let_in({.kind = CallKind::create_stream});
+    const Entered held(*this, {.kind = CallKind::create_stream});
     if (held.verdict) throw CopyFailed("scripted: create_stream");
     ++live_streams_;
     return model_.create_stream();
@@ -174,12 +211,13 @@ class ScriptedDevice final : public ModelDevice {
     --live_streams_;
   }
   std::uint64_t stream_id(StreamHandle stream) override {
-    const std::lock_guard lock(mutex_);
+    const Entered held(*this, {.kind = CallKind::stream_id, .stream = stream});
+    if (held.verdict) throw InvalidArgument("scripted: stream_id");
     return model_.stream_id(stream);
   }
 
   EventHandle create_event(bool timing) override {
-    const auto held = let_in({.kind = CallKind::create_event});
+    const Entered held(*this, {.kind = CallKind::create_event});
     if (held.verdict) throw CopyFailed("scripted: create_event");
     ++live_events_;
     return model_.create_event(timing);
@@ -192,20 +230,20 @@ class ScriptedDevice final : public ModelDevice {
   void record(EventHandle event, StreamHandle stream) override {
     bool reached = false;
     {
-      const auto held = let_in({.kind = CallKind::record, .stream = stream, .event = event});
+      const Entered held(*this, {.kind = CallKind::record, .stream = stream, .event = event});
       if (held.verdict != Failure::refused) reached = model_.record(event, stream, tick());
       if (held.verdict) throw CopyFailed("scripted: record");
     }
     if (reached) progress().bump();
   }
   void wait(StreamHandle stream, EventHandle event) override {
-    const auto held = let_in({.kind = CallKind::wait, .stream = stream, .event = event});
+    const Entered held(*this, {.kind = CallKind::wait, .stream = stream, .event = event});
     if (held.verdict != Failure::refused) model_.wait(stream, event);
     if (held.verdict) throw CopyFailed("scripted: wait");
   }
   EventState query(EventHandle event) noexcept override {
     try {
-      const auto held = let_in({.kind = CallKind::query, .event = event});
+      const Entered held(*this, {.kind = CallKind::query, .event = event});
       if (held.verdict) return EventState::failed;
       return model_.done(event) ? EventState::done : EventState::pending;
     } catch (const DeviceLost&) {
@@ -215,11 +253,13 @@ class ScriptedDevice final : public ModelDevice {
     }
   }
   bool recorded(EventHandle event) const override {
-    const std::lock_guard lock(mutex_);
+    const Entered held(*this, {.kind = CallKind::recorded, .event = event});
+    if (held.verdict) throw InvalidArgument("scripted: recorded");
     return model_.recorded(event);
   }
   Nanoseconds event_time(EventHandle event) override {
-    const std::lock_guard lock(mutex_);
+    const Entered held(*this, {.kind = CallKind::event_time, .event = event});
+    if (held.verdict) throw CopyFailed("scripted: event_time");
     return model_.reached_at(event);
   }
   void record_unsignalled(EventHandle event) override {
@@ -240,7 +280,7 @@ class ScriptedDevice final : public ModelDevice {
     for (std::size_t i = 0; i < batch.count; ++i) call.bytes += batch.sizes[i];
     call.access = access;
     call.first_target = batch.targets[0];
-    const auto held = let_in(call);
+    const Entered held(*this, call);
     expect_copy(batch, direction);
     if (held.verdict != Failure::refused) queue(batch, direction, stream);
     if (held.verdict) throw CopyFailed("scripted: copy");
@@ -265,35 +305,41 @@ class ScriptedDevice final : public ModelDevice {
   struct Pending {
     StreamHandle stream;
     CopyDescriptors batch;
-    std::vector<std::pair<const std::byte*, std::size_t>> ranges;
+    std::vector<Range> ranges;
   };
   struct Planned {
     CallKind kind;
     std::size_t left;
     Failure how;
-    bool always;
+    std::size_t times;
   };
+  // Inside a call: counted, logged, and told whether it fails. What the device itself allocates is
+  // none of a test's allocations.
   struct Entered {
+    Entered(const ScriptedDevice& device, const Call& call) {
+      device.run_hook(call.kind);
+      lock = std::unique_lock(device.mutex_);
+      device.calls_.push_back(call);
+      for (Planned& planned : device.failures_) {
+        if (planned.kind != call.kind && planned.kind != CallKind::any) continue;
+        if (planned.left > 1) {
+          --planned.left;
+        } else if (planned.times > 0) {
+          --planned.times;
+          verdict = planned.how;
+          ++device.injected_;
+        }
+      }
+      if (verdict == Failure::lost) device.lost_ = true;
+      if (device.lost_) throw DeviceLost("scripted: the device is lost");
+      if (verdict == Failure::no_memory) throw std::bad_alloc();
+    }
+    const UncountedAllocations own;
     std::unique_lock<std::mutex> lock;
     std::optional<Failure> verdict;
   };
 
-  Entered let_in(const Call& call) {
-    run_hook(call.kind);
-    Entered entered{std::unique_lock(mutex_), std::nullopt};
-    calls_.push_back(call);
-    for (Planned& planned : failures_) {
-      if (planned.kind != call.kind || planned.left == 0) continue;
-      if (!planned.always && --planned.left > 0) continue;
-      entered.verdict = planned.how;
-      ++injected_;
-    }
-    if (entered.verdict == Failure::lost) lost_ = true;
-    if (lost_) throw DeviceLost("scripted: the device is lost");
-    return entered;
-  }
-
-  void run_hook(CallKind kind) {
+  void run_hook(CallKind kind) const {
     std::function<void()> hook;
     {
       const std::lock_guard lock(mutex_);
@@ -337,6 +383,7 @@ class ScriptedDevice final : public ModelDevice {
   }
 
   bool run_first(const std::function<bool(const Pending&)>& wanted) {
+    const UncountedAllocations own;
     {
       const std::lock_guard lock(mutex_);
       if (lost_) return false;
@@ -371,13 +418,14 @@ class ScriptedDevice final : public ModelDevice {
   mutable std::atomic<Nanoseconds> clock_{0};
   std::function<void()> clock_hook_;
   StreamModel model_;
-  std::vector<Call> calls_;
-  std::vector<Planned> failures_;
-  std::vector<std::pair<CallKind, std::function<void()>>> hooks_;
+  mutable std::vector<Call> calls_;
+  mutable std::vector<Planned> failures_;
+  mutable std::vector<std::pair<CallKind, std::function<void()>>> hooks_;
   std::list<Pending> pending_;
-  std::vector<std::pair<std::byte*, std::size_t>> pinned_;
-  bool lost_ = false;
-  std::atomic<std::size_t> unpinned_copies_{0}, injected_{0}, idle_sleeps_{0};
+  std::vector<PinnedRange> pinned_;
+  mutable bool lost_ = false;
+  mutable std::atomic<std::size_t> injected_{0};
+  std::atomic<std::size_t> unpinned_copies_{0}, idle_sleeps_{0};
   std::atomic<std::ptrdiff_t> live_events_{0}, live_streams_{0};
 };
 

@@ -17,10 +17,12 @@ from kvmem.replay.result import ReplayResult
 from kvmem.replay.trace import Request, read_trace
 from kvmem.replay.workload import DEFAULT_HOST_BLOCKS, DEFAULT_REQUESTS, generate_chat
 
-HELP = """Replay a request trace: real bytes move, every restored block is verified.
+HELP = """Replay a request trace: bytes move, every restored block is verified.
 
 Blocks that are on the host are restored, the others are computed and offloaded; the host tier
-evicts the least recently used. Exits 1 if a restored block differed, a host block leaked or a
+evicts the least recently used. With --device virtual the links are modelled and all times are
+virtual, so that the same seed gives the same table; with --no-move-bytes no bytes move there, and
+terabytes fit. Exits 1 if a restored block differed, a host block leaked or a
 transfer did not end exactly once, 2 if it could not run.
 
 Example: kvmem replay conversation_trace.jsonl --hit blocks --host-blocks 10000 --json
@@ -30,7 +32,28 @@ Trace = Annotated[
     Path | None,
     typer.Argument(help="Trace in Mooncake JSONL, 512-token blocks. Default: generated chats."),
 ]
-Device = Annotated[str, typer.Option(help="Device whose memory stands for the KV cache.")]
+Device = Annotated[
+    str, typer.Option(help="Device whose memory stands for the KV cache: host or virtual.")
+]
+Gbps = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GBPS", help="Of one link of the virtual device, 10^9 bytes a second. Default: 25."
+    ),
+]
+LatencyUs = Annotated[
+    float | None,
+    typer.Option(
+        metavar="US", help="Of a copy on the virtual device, in microseconds. Default: 10."
+    ),
+]
+MoveBytes = Annotated[
+    bool,
+    typer.Option(
+        "--move-bytes/--no-move-bytes",
+        help="Whether bytes move on the virtual device; if not, nothing is verified.",
+    ),
+]
 HostBlocks = Annotated[
     str | None,
     typer.Option(
@@ -58,7 +81,9 @@ Corrupt = Annotated[
     int, typer.Option(metavar="N", help="Restored blocks to damage first; each must be caught.")
 ]
 Concurrency = Annotated[int, typer.Option(metavar="N", help="Requests in flight at once.")]
-Seed = Annotated[int, typer.Option(help="Of the generated chats, of aborts and of damage.")]
+Seed = Annotated[
+    int, typer.Option(help="Of the generated chats, of aborts, of damage, of the virtual device.")
+]
 Limit = Annotated[
     int | None,
     typer.Option(
@@ -75,6 +100,9 @@ Plot = Annotated[
 def replay(
     trace: Trace = None,
     device: Device = "host",
+    gbps: Gbps = None,
+    latency_us: LatencyUs = None,
+    move_bytes: MoveBytes = True,
     host_blocks: HostBlocks = None,
     block_bytes: BlockBytes = "16KiB",
     hit: Hit = "prefix",
@@ -92,6 +120,9 @@ def replay(
         limits.expect_limit(limit)
         chosen = ReplayOptions(
             device=device,
+            gbps=gbps,
+            latency_us=latency_us,
+            move_bytes=move_bytes,
             host_blocks=_host_blocks(host_blocks, trace),
             block_bytes=limits.parse_block_bytes(block_bytes),
             hit=hit,

@@ -1,4 +1,4 @@
-"""Drives the production code with a trace: real bytes, several requests at once.
+"""Drives the production code with a trace, several requests at once.
 
 A request is started in four steps, in file order, and finished when its lane is needed again:
 
@@ -17,11 +17,11 @@ by themselves, since nothing that they are ordered behind waits for this thread.
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import kvmem
+from kvmem.devices import DeviceOptions
 from kvmem.replay.device_cache import DeviceCache
 from kvmem.replay.flight import Abort, Flight, Ledger, Offload
 from kvmem.replay.index import HostIndex, Plan
@@ -65,7 +65,7 @@ class _Engine:
         capacity = options.host_blocks or max(distinct, 1)
         lane_blocks = max(1, *(len(request.keys) for request in requests))
         lanes = min(options.concurrency, len(requests))
-        device = _open_device(options.device)
+        device = _open_device(options)
         try:
             _expect_memory(device, options.block_bytes, capacity, lanes * lane_blocks)
             self._cache = DeviceCache(device, lanes, lane_blocks, options.block_bytes)
@@ -89,13 +89,12 @@ class _Engine:
         )
         self._index = HostIndex(capacity, options.hit)
         self._ledger = Ledger(options.block_bytes)
-        self._recorder = Recorder(self.manager, self._pool)
+        self._recorder = Recorder(device, self.manager, self._pool)
         self._counts = Counts()
         self._draw = random.Random(options.seed)
         self._corrupt_left = options.corrupt
         self._free_lanes = list(self._cache.lanes)
         self._flights: deque[Flight] = deque()
-        self._started = time.monotonic()
 
     # ---- start ---------------------------------------------------------------------------------
 
@@ -243,7 +242,8 @@ class _Engine:
     def _verify(self, flight: Flight) -> None:
         """Compare what the consumer read with what the blocks must hold, once."""
         flight.lane.synchronize(_STUCK_SECONDS)
-        if flight.restore is not None and flight.restored and _ended_done(flight.restore):
+        ended = flight.restore is not None and flight.restored and _ended_done(flight.restore)
+        if ended and self._options.move_bytes:
             self._counts.verified += len(flight.restored)
             self._counts.mismatches += flight.lane.differing(flight.restored, flight.seeds)
         flight.restored = []
@@ -281,7 +281,7 @@ class _Engine:
         # Should something not end in time, the ledger knows it by name.
         self.manager.drain(_STUCK_SECONDS)
         self._recorder.sample(last=True)
-        self._counts.seconds = time.monotonic() - self._started
+        self._counts.seconds = self._recorder.seconds()
         held = self._pool.stats()
         self._index.clear()
         self._ledger.close(self.manager.poll())
@@ -298,9 +298,16 @@ class _Engine:
         )
 
 
-def _open_device(name: str) -> kvmem.Device:
+def _open_device(options: ReplayOptions) -> kvmem.Device:
     try:
-        return kvmem.open_device(name)
+        if options.device != "virtual":
+            return kvmem.open_device(options.device)
+        chosen: DeviceOptions = {"seed": options.seed, "move_bytes": options.move_bytes}
+        if options.gbps is not None:
+            chosen["gbps"] = options.gbps
+        if options.latency_us is not None:
+            chosen["latency_us"] = options.latency_us
+        return kvmem.open_device("virtual", **chosen)
     except (kvmem.DeviceUnavailable, kvmem.InvalidArgument) as error:
         raise ReplayError(f"--device: {error}") from None
 

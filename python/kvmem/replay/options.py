@@ -43,6 +43,12 @@ class ReplayOptions:
     concurrency: int = 4
     """Requests in flight at once."""
     seed: int = 0
+    gbps: float | None = None
+    """Of one link of the virtual device, in 10^9 bytes a second; None is the device's default."""
+    latency_us: float | None = None
+    """Of a copy on the virtual device; None is the device's default."""
+    move_bytes: bool = True
+    """False: memory is addresses only, virtual device only; nothing can then be verified."""
 
     def __post_init__(self) -> None:
         if self.host_blocks is not None:
@@ -60,6 +66,20 @@ class ReplayOptions:
         _expect("--corrupt", self.corrupt, 0)
         _expect("--concurrency", self.concurrency, 1, CONCURRENCY_MOST)
         _expect("--seed", self.seed, 0)
+        if self.device != "virtual":
+            self._expect_no_virtual_options()
+        if self.corrupt and not self.move_bytes:
+            raise ReplayError("--corrupt: there is nothing to damage with --no-move-bytes")
+
+    def _expect_no_virtual_options(self) -> None:
+        given = {
+            "--gbps": self.gbps is not None,
+            "--latency-us": self.latency_us is not None,
+            "--no-move-bytes": not self.move_bytes,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ReplayError(f"{name}: only with --device virtual")
 
 
 def expect_limit(limit: int | None) -> None:

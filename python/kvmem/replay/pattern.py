@@ -8,6 +8,7 @@ shifted, torn or stale segment passes for the right one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,10 +25,16 @@ class BlockPattern:
     """Patterns of blocks that consist of `regions` segments of equal size."""
 
     def __init__(self, regions: int, segment_bytes: int) -> None:
-        words = regions * segment_bytes // WORD_BYTES
+        self.segment_bytes = segment_bytes
+        self._regions = regions
+
+    @cached_property
+    def _places(self) -> NDArray[np.uint64]:
+        """One factor for each word; as large as a block, so only where bytes are looked at."""
+        words = self._regions * self.segment_bytes // WORD_BYTES
         # Apart from the keys, or word a of block b would equal word b of block a.
         places = np.arange(words, dtype=np.uint64) ^ _PLACES_APART
-        self._places = _odd(_mix(places)).reshape(regions, 1, -1)
+        return _odd(_mix(places)).reshape(self._regions, 1, -1)
 
     def seeds(self, keys: Sequence[int]) -> NDArray[np.uint64]:
         """Give the seed of each key."""
@@ -36,6 +43,12 @@ class BlockPattern:
     def fill(self, target: NDArray[np.uint64], seeds: NDArray[np.uint64]) -> None:
         """Write blocks into uint64[regions, blocks, words of a segment]."""
         np.multiply(self._places, seeds[:, None], out=target)
+
+    def fill_segment(
+        self, region: int, target: NDArray[np.uint64], seeds: NDArray[np.uint64]
+    ) -> None:
+        """Write one region's segments of blocks into uint64[blocks, words of a segment]."""
+        np.multiply(self._places[region], seeds[:, None], out=target)
 
     def differing(self, seen: NDArray[np.uint64], seeds: NDArray[np.uint64]) -> int:
         """Count the blocks in uint64[regions, blocks, words] that hold anything else."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvmem.replay.options import ReplayOptions
+from kvmem.testing import now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,12 +85,13 @@ class Transfers:
 
 
 class Recorder:
-    """Collects slots by state and the manager's timeline while the replay runs."""
+    """Collects slots by state and the manager's timeline, on the device's clock."""
 
-    def __init__(self, manager: kvmem.Manager, pool: kvmem.BlockPool) -> None:
+    def __init__(self, device: kvmem.Device, manager: kvmem.Manager, pool: kvmem.BlockPool) -> None:
+        self._device = device
         self._manager = manager
         self._pool = pool
-        self._clock = time.monotonic()
+        self._start = now(device)
         self._samples: list[tuple[float, ...]] = []
         self._rows: dict[int, tuple[float, ...]] = {}
         self._calls = 0
@@ -100,11 +101,15 @@ class Recorder:
         self._calls += 1
         if last or self._calls % _REQUESTS_A_READING == 0:
             self._read_timeline()
-        now = time.monotonic() - self._clock
-        if self._samples and not last and now - self._samples[-1][0] < _SAMPLE_SECONDS:
+        time = self.seconds()
+        if self._samples and not last and time - self._samples[-1][0] < _SAMPLE_SECONDS:
             return
         stats = self._pool.stats()
-        self._samples.append((now, *(stats[f"{state}_slots"] for state in SLOT_STATES)))
+        self._samples.append((time, *(stats[f"{state}_slots"] for state in SLOT_STATES)))
+
+    def seconds(self) -> float:
+        """Seconds since the recorder was made."""
+        return now(self._device) - self._start
 
     def occupancy(self) -> NDArray[np.float64]:
         """One row a sample: seconds since the first, then slots in the order of SLOT_STATES."""

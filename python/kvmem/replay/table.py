@@ -41,8 +41,12 @@ def _work(result: ReplayResult) -> list[tuple[str, str]]:
         ("restored", _bytes(result.bytes_restored)),
         ("per generated token", f"{result.bytes_per_generated_token:,.0f} bytes"),
         ("re-offloaded blocks", f"{result.reoffloaded_blocks:,}"),
-        ("run time", f"{counts.seconds:.2f} s"),
+        (_run_time(result), f"{counts.seconds:.2f} s"),
     ]
+
+
+def _run_time(result: ReplayResult) -> str:
+    return "run time, virtual" if result.options.device == "virtual" else "run time"
 
 
 def _latency(result: ReplayResult) -> list[tuple[str, str]]:
@@ -74,7 +78,12 @@ def _verdict(result: ReplayResult) -> list[tuple[str, str]]:
     ]
     if counts.corrupted:
         rows.append(("corrupted on purpose", f"{counts.corrupted:,}"))
-    verdict = "[green]every block as it was[/]" if not faults else f"[red]{'; '.join(faults)}[/]"
+    if faults:
+        verdict = f"[red]{'; '.join(faults)}[/]"
+    elif result.options.move_bytes:
+        verdict = "[green]every block as it was[/]"
+    else:
+        verdict = "[yellow]no bytes were moved[/]"
     return [*rows, ("verification", verdict)]
 
 
