@@ -48,9 +48,19 @@ Event EventPool::acquire() {
     }
   }
   if (event.handle_ == 0) {
-    event.handle_ = device_->create_event(timing_);
-    const std::lock_guard lock(mutex_);
-    if (++alive_ > free_.capacity()) free_.reserve(2 * alive_);
+    {
+      // Its way back, before there is anything to give back.
+      const std::lock_guard lock(mutex_);
+      if (alive_ + 1 > free_.capacity()) free_.reserve(2 * (alive_ + 1));
+      ++alive_;
+    }
+    try {
+      event.handle_ = device_->create_event(timing_);
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      --alive_;
+      throw;
+    }
   }
   event.pool_ = shared_from_this();
   return event;

@@ -14,10 +14,9 @@ namespace kvmem {
 
 class Stream {  // move-only
  public:
-  explicit Stream(std::shared_ptr<Device> device)
-      : device_(std::move(device)),
-        handle_(device_->create_stream()),
-        id_(device_->stream_id(handle_)) {}
+  explicit Stream(std::shared_ptr<Device> device) : Stream(device, device->create_stream()) {
+    id_ = device_->stream_id(handle_);  // where that throws, the destructor gives the stream back
+  }
   Stream(Stream&& other) noexcept
       : device_(std::move(other.device_)),
         handle_(other.handle_),
@@ -33,9 +32,12 @@ class Stream {  // move-only
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
 
  private:
+  Stream(std::shared_ptr<Device> device, StreamHandle handle) noexcept
+      : device_(std::move(device)), handle_(handle) {}
+
   std::shared_ptr<Device> device_;
   StreamHandle handle_;
-  std::uint64_t id_;
+  std::uint64_t id_ = 0;
   ProcessMark mark_;
 };
 

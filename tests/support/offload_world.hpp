@@ -247,7 +247,9 @@ class World {
   std::shared_ptr<Manager> manager_;
 };
 
-inline std::shared_ptr<ModelDevice> still_device() { return make_host_device({.no_workers = true}); }
+inline std::shared_ptr<ModelDevice> still_device() {
+  return make_host_device({.no_workers = true});
+}
 
 [[nodiscard]] inline ManagerConfig without_reaper() {
   ManagerConfig config;

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "device/model_device.hpp"
 #include "device/model.hpp"
+#include "device/model_device.hpp"
 #include "support/allocation_faults.hpp"
 
 namespace kvmem::test {

@@ -37,6 +37,7 @@ def found(rule: str, root: Path) -> list[str]:
 
 LONG_CXX = "void f() {\n" + "  g();\n" * 69 + "}\n"
 LONG_PYTHON = "def f():\n" + "    g()\n" * 70
+FACTS = "TEST_P(DeviceContract, ItCopies) {}\nTEST_P(DeviceContract, ItWaits) {}\n"
 TIDY_PACKAGE = {"python/kvmem/__init__.py": "__all__ = ['Pool']\n"}
 
 # rule, the planted tree, what the one finding must begin with
@@ -88,6 +89,22 @@ VIOLATIONS = [
     ("doc-paths", {"README.md": "\nSee `host/gone.hpp`.\n"}, "README.md:2: host/gone.hpp is not"),
     ("doc-paths", {"docs/deep/a.md": "[the way](gone.md#in)\n"}, "docs/deep/a.md:1: gone.md is"),
     ("doc-names", {**TIDY_PACKAGE, "README.md": "`kvmem.Pond()`\n"}, "README.md:1: kvmem.Pond"),
+    (
+        "contract-facts",
+        {
+            "tests/contract/a_facts.cpp": FACTS,
+            "docs/DEVICE_CONTRACT.md": "| copies | source |\n| ItCopies | R |\n",
+        },
+        "docs/DEVICE_CONTRACT.md:1: ItWaits is tested and not listed",
+    ),
+    (
+        "contract-facts",
+        {
+            "tests/contract/a_facts.cpp": FACTS,
+            "docs/DEVICE_CONTRACT.md": "| ItCopies | R |\n| ItFlies | R |\n| ItWaits | K |\n",
+        },
+        "docs/DEVICE_CONTRACT.md:1: ItFlies is listed and not tested",
+    ),
     ("leftover-marks", {"python/kvmem/a.py": "# TO" + "DO: later\n"}, "python/kvmem/a.py:1: TO"),
     ("machine-paths", {"docs/a.md": "in /ro" + "ot/src\n"}, "docs/a.md:1: /ro"),
 ]
@@ -110,6 +127,8 @@ TIDY_TREE = {
     **TIDY_PACKAGE,
     "README.md": "`kvmem.Pool`, `kvmem.testing`, [how](docs/a.md#top), host/a.hpp, http://x/y.md\n",
     "docs/a.md": "../README.md, `csrc/host/a.hpp`, /usr/include/a/b.hpp, f([&](int x) {})\n",
+    "docs/DEVICE_CONTRACT.md": "| ItCopies | R |\n| ItWaits | K |\n",
+    "tests/contract/a_facts.cpp": FACTS,
     "python/kvmem/testing.py": f'def f():\n    """{"long" * 9}{chr(10) * 80}"""\n    g()\n',
     "csrc/base/a.hpp": "// cudaDeviceReset() never\nstd::string name();\n",
     "csrc/host/a.hpp": '#include <vector>\n#include "base/a.hpp"\nstruct A {\n'

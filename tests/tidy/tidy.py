@@ -1,4 +1,4 @@
-"""Checks on the tree itself: rooms, cycles, sizes, banned code, dead names in docs, leftovers.
+"""Checks on the tree itself: rooms, cycles, sizes, banned code, names in docs, leftovers.
 
 Run it as `python tests/tidy/tidy.py [root]`; it prints one line a finding and exits 1 if there are
 any. Standard library only. Each rule is a generator over a root folder and is tested against a
@@ -53,6 +53,8 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTIL
 DOC_PATH = re.compile(r"(?<![\w./*{}<>~-])((?:[\w.-]+/)+[\w.-]*\w\.(?:hpp|cpp|py|md))(?![\w/])")
 DOC_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]*[./][^)#\s]*)")
 DOC_NAME = re.compile(r"(?<![\w./-])kvmem\.([A-Za-z_]\w*)")
+CONTRACT_FACT = re.compile(r"TEST_P\(DeviceContract, (\w+)\)")
+CONTRACT_ROW = re.compile(r"^\| ([A-Z]\w+) \|", re.MULTILINE)
 URL = re.compile(r"[a-z]+://\S+")
 
 
@@ -260,6 +262,23 @@ def public_names(root: Path) -> set[str]:
     return names
 
 
+def check_contract_facts(root: Path) -> Iterator[Finding]:
+    """The facts of the contract suite and those of its document are the same."""
+    doc = root / "docs" / "DEVICE_CONTRACT.md"
+    suite = files(root, ("tests/contract",), ("_facts.cpp",))
+    if not suite:
+        raise NothingToCheck("no tests/contract yet")
+    name = relative(root, doc)
+    listed = set(CONTRACT_ROW.findall(doc.read_text(encoding="utf-8"))) if doc.exists() else set()
+    tested: set[str] = set()
+    for path in suite:
+        tested |= set(CONTRACT_FACT.findall(path.read_text(encoding="utf-8")))
+    for fact in sorted(tested - listed):
+        yield Finding(name, 1, f"{fact} is tested and not listed")
+    for fact in sorted(listed - tested):
+        yield Finding(name, 1, f"{fact} is listed and not tested")
+
+
 def check_leftover_marks(root: Path) -> Iterator[Finding]:
     yield from _matches(root, files(root, CODE_FOLDERS, ("",)), LEFTOVER_MARK, "finish it")
 
@@ -288,6 +307,7 @@ RULES: dict[str, Rule] = {
     "banned-code": check_banned_code,
     "doc-paths": check_doc_paths,
     "doc-names": check_doc_names,
+    "contract-facts": check_contract_facts,
     "leftover-marks": check_leftover_marks,
     "machine-paths": check_machine_paths,
 }
