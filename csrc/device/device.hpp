@@ -70,6 +70,7 @@ class Device {
 
   // Device memory, for tools and tests; engines bring their own. Page aligned, contents undefined.
   [[nodiscard]] virtual void* allocate(std::size_t bytes) = 0;  // throws CapacityError
+  // Never under a copy: that either ends first, or the memory is leaked.
   virtual void deallocate(void* base, std::size_t bytes) noexcept = 0;
 
   // Page-locks host memory for this device. Ranges are whole pages and never overlap. pin() leaves

@@ -241,7 +241,12 @@ void* CpuDevice::allocate(std::size_t bytes) {
 }
 
 void CpuDevice::deallocate(void* base, std::size_t bytes) noexcept {
-  if (!mark_.forked()) unmap_memory(base, bytes);
+  if (mark_.forked()) return;
+  {
+    const Lock held(mutex_);
+    if (model_.touches(base, bytes)) return;  // leaked
+  }
+  unmap_memory(base, bytes);  // the kernel takes its time for gigabytes
 }
 
 void CpuDevice::pin(void* base, std::size_t bytes) {

@@ -165,6 +165,25 @@ bool StreamModel::ended(ModelCopy* copy, Nanoseconds now) noexcept {
   return advance(ready, now);
 }
 
+bool StreamModel::touches(const void* base, std::size_t bytes) const noexcept {
+  const auto* const from = static_cast<const std::byte*>(base);
+  const auto overlaps = [&](const std::byte* other, std::size_t size) {
+    return other < from + bytes && from < other + size;
+  };
+  for (const Stream& stream : streams_) {
+    for (const Operation& operation : stream.operations) {
+      const auto* const copy = std::get_if<CopyOperation>(&operation);
+      if (copy == nullptr) continue;
+      const CopyDescriptors& batch = copy->batch;
+      for (std::size_t i = 0; i < batch.count; ++i) {
+        if (overlaps(batch.targets[i], batch.sizes[i])) return true;
+        if (overlaps(batch.sources[i], batch.sizes[i])) return true;
+      }
+    }
+  }
+  return false;
+}
+
 StreamModel::Stream& StreamModel::stream_of(StreamHandle stream) const {
   const auto found = stream_by_handle_.find(stream);
   KVMEM_EXPECTS(found != stream_by_handle_.end(), "stream ", stream, " is not of this device");

@@ -77,6 +77,8 @@ class StreamModel {
   // Returns whether an event was reached, which is what sleepers wait for.
   bool ended(ModelCopy* copy, Nanoseconds now) noexcept;
   [[nodiscard]] std::size_t pending_operations() const noexcept { return pending_operations_; }
+  // May a copy that is queued and has not ended read or write there? Looks at all of them.
+  [[nodiscard]] bool touches(const void* base, std::size_t bytes) const noexcept;
 
  private:
   struct Stream;

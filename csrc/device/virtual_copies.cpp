@@ -24,8 +24,11 @@ Cuts cuts_of(std::uint64_t split, std::size_t i, std::size_t size) {
   return {std::min(one, other), std::max(one, other)};
 }
 
-bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::size_t b_bytes) {
-  return a < b + b_bytes && b < a + a_bytes;
+// The clock has an end.
+Nanoseconds later(Nanoseconds time, double by) {
+  return by < static_cast<double>(VirtualDevice::latest - time)
+             ? time + static_cast<Nanoseconds>(by)
+             : VirtualDevice::latest;
 }
 
 std::size_t bytes_of(const CopyDescriptors& batch) {
@@ -70,9 +73,9 @@ void VirtualCopies::serve(Nanoseconds now) {
       const auto chosen =
           link.waiting.begin() + static_cast<std::ptrdiff_t>(able[random_() % able.size()]);
       Copy& copy = copies_.at(*chosen);
-      const double seconds = static_cast<double>(bytes_of(copy.batch)) / options_.bytes_per_second;
-      link.free_at = std::max(link.free_at, now) + static_cast<Nanoseconds>(seconds * 1e9);
-      copy.end = link.free_at + options_.latency;
+      const double ns = static_cast<double>(bytes_of(copy.batch)) / options_.bytes_per_second * 1e9;
+      link.free_at = later(std::max(link.free_at, now), ns);
+      copy.end = later(link.free_at, static_cast<double>(options_.latency));
       copy.turn = ++last_turn_;
       link.waiting.erase(chosen);
     }
@@ -115,17 +118,6 @@ void VirtualCopies::release() noexcept {
 std::size_t VirtualCopies::held() const noexcept {
   return static_cast<std::size_t>(
       std::ranges::count_if(copies_, [](const auto& entry) { return entry.second.held; }));
-}
-
-bool VirtualCopies::may_touch(const std::byte* base, std::size_t bytes) const noexcept {
-  return std::ranges::any_of(copies_, [&](const auto& entry) {
-    const CopyDescriptors& batch = entry.second.batch;
-    for (std::size_t i = 0; i < batch.count; ++i) {
-      if (overlap(batch.targets[i], batch.sizes[i], base, bytes)) return true;
-      if (overlap(batch.sources[i], batch.sizes[i], base, bytes)) return true;
-    }
-    return false;
-  });
 }
 
 // ---- bytes ----

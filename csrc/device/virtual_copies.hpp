@@ -22,6 +22,7 @@ class VirtualCopies {
   // A copy is queued; returns its number.
   [[nodiscard]] std::uint64_t add(const CopyDescriptors& batch, Direction direction,
                                   SourceAccess access);
+  void remove(std::uint64_t number) noexcept { copies_.erase(number); }  // it was not queued
   // Its stream got there. Held ones get there too, but no link ever serves them.
   void start(ModelCopy* copy, Nanoseconds now);
   // Links that are free now take what waits for them.
@@ -36,7 +37,6 @@ class VirtualCopies {
 
   [[nodiscard]] std::size_t pending() const noexcept { return copies_.size(); }
   [[nodiscard]] std::size_t held() const noexcept;
-  [[nodiscard]] bool may_touch(const std::byte* base, std::size_t bytes) const noexcept;
 
  private:
   struct Copy {

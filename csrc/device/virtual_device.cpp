@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -20,10 +21,9 @@ namespace {
 
 constexpr const char* name = "the virtual device";                 // in messages
 constexpr std::size_t address_space_bytes = std::size_t{1} << 46;  // half of what a process has
-// A thread that waits looks again at once so many times, in virtual time; then it must be waiting
-// for another thread, and lets that run.
-constexpr unsigned idle_sleeps_in_a_row = 256;
+// Real time, of a thread that waits for another thread; then it looks again.
 constexpr std::chrono::milliseconds idle_sleep{1};
+constexpr Nanoseconds for_ever = std::numeric_limits<Nanoseconds>::max();
 
 class ModelledDevice final : public VirtualDevice {
  public:
@@ -82,7 +82,7 @@ class ModelledDevice final : public VirtualDevice {
   }
   [[nodiscard]] bool may_touch(const void* base, std::size_t bytes) const override {
     const Lock held = lock();
-    return copies_.may_touch(static_cast<const std::byte*>(base), bytes);
+    return model_.touches(base, bytes);
   }
 
  private:
@@ -101,7 +101,6 @@ class ModelledDevice final : public VirtualDevice {
   std::vector<std::pair<const std::byte*, std::size_t>> pinned_;
   std::size_t allocated_bytes_ = 0;
   bool lost_ = false;
-  unsigned idle_sleeps_ = 0;
   std::atomic<Nanoseconds> now_{0};
 };
 
@@ -143,7 +142,12 @@ void ModelledDevice::copy(const CopyDescriptors& batch, Direction direction, Sou
     queued.direction = direction;
     queued.access = access;
     queued.number = copies_.add(batch, direction, access);
-    model_.copy(stream, queued);
+    try {
+      model_.copy(stream, queued);
+    } catch (...) {
+      copies_.remove(queued.number);
+      throw;
+    }
     start_runnable();
   }
   entered.end("copy");
@@ -205,6 +209,8 @@ void ModelledDevice::advance(Nanoseconds by) {
   KVMEM_EXPECTS(by >= 0, "the clock cannot go back by ", -by, " ns");
   {
     const Lock held = lock();
+    KVMEM_EXPECTS(by <= latest - now(), "the clock is at ", now(), " ns and cannot move by ", by,
+                  " ns: it ends at ", latest);
     const Nanoseconds until = now() + by;
     while (move_clock(until)) {
     }
@@ -224,14 +230,9 @@ void ModelledDevice::sleep(std::uint64_t seen, Nanoseconds at_most, bool help) {
   bool idle = false;
   {
     const Lock held = lock();
-    if (progress().value() != seen) {
-      idle_sleeps_ = 0;
-      return;
-    }
-    constexpr Nanoseconds most = 3'600'000'000'000;  // the caller looks again anyway
-    const bool ended = move_clock(now() + std::clamp<Nanoseconds>(at_most, 0, most));
-    idle_sleeps_ = ended ? 0 : idle_sleeps_ + 1;
-    idle = idle_sleeps_ > idle_sleeps_in_a_row;
+    if (progress().value() != seen) return;
+    idle = at_most == for_ever && !copies_.next_time(now());
+    if (!idle) move_clock(now() + std::clamp<Nanoseconds>(at_most, 0, latest - now()));
   }
   if (idle)
     progress().sleep(seen, idle_sleep);
@@ -254,15 +255,26 @@ void* ModelledDevice::allocate(std::size_t bytes) {
 
 void ModelledDevice::deallocate(void* base, std::size_t bytes) noexcept {
   if (mark_.forked()) return;
+  {
+    const Lock held(mutex_);
+    if (model_.touches(base, bytes)) return;  // leaked, and still counted
+    allocated_bytes_ -= bytes;
+  }
   unmap_memory(base, bytes);
-  const Lock held(mutex_);
-  allocated_bytes_ -= bytes;
 }
 
 void ModelledDevice::pin(void* base, std::size_t bytes) {
   const Entered entered = enter(DeviceCall::pin);
+  const auto* const first = static_cast<const std::byte*>(base);
+  KVMEM_EXPECTS(bytes > 0 && bytes % slot_alignment_bytes == 0 &&
+                    reinterpret_cast<std::uintptr_t>(base) % slot_alignment_bytes == 0,
+                "only whole pages can be pinned, not ", bytes, " bytes at ", base);
+  for (const auto& [other, size] : pinned_) {
+    KVMEM_EXPECTS(first + bytes <= other || other + size <= first, bytes, " bytes at ", base,
+                  " are pinned already, or some of them");
+  }
   if (entered.fails) throw CapacityError("cannot pin memory", {"pins of the virtual device", 1});
-  pinned_.emplace_back(static_cast<const std::byte*>(base), bytes);
+  pinned_.emplace_back(first, bytes);
 }
 
 void ModelledDevice::unpin(void* base, std::size_t bytes) noexcept {
@@ -291,10 +303,12 @@ void ModelledDevice::lose() {
 }  // namespace
 
 std::shared_ptr<VirtualDevice> make_virtual_device(const VirtualOptions& options) {
-  KVMEM_EXPECTS(options.bytes_per_second > 0, "bytes_per_second is ", options.bytes_per_second,
-                ", not above 0");
+  KVMEM_EXPECTS(options.bytes_per_second >= 1, "bytes_per_second is ", options.bytes_per_second,
+                ", at least 1");
   KVMEM_EXPECTS(options.latency >= 0, "latency is ", options.latency, " ns, below 0");
   KVMEM_EXPECTS(options.max_descriptors > 0, "max_descriptors is 0");
+  KVMEM_EXPECTS(options.moves_bytes || !options.needs_pinned_host,
+                "needs_pinned_host without moves_bytes: there are no bytes to stage");
   return std::make_shared<ModelledDevice>(options);
 }
 

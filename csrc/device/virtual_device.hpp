@@ -13,9 +13,13 @@
 // early, or too soon believes that it has arrived, gets wrong bytes. Or no bytes move at all, and
 // memory is addresses only.
 //
+// A sleeper with a time moves the clock to the next end or to its time, whichever is first: a wait
+// with a deadline takes no real time, whatever other threads are about to do. One without a time
+// moves it to the next end only, and waits in real time where nothing can end.
+//
 // The owner must be quiet when the device is dropped; pending work is dropped with it. In a forked
 // child every call throws Forked, but query() answers `lost`, and the other noexcept calls do
-// nothing. A thread that waits for what can never come waits in real time.
+// nothing. Bytes move under the device's lock.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +49,16 @@ enum class Fault : std::uint8_t {
 
 class VirtualDevice : public ModelDevice {
  public:
+  // The end of the clock, some 285 years: what would end later ends then.
+  static constexpr Nanoseconds latest = 9'000'000'000'000'000'000;
+
   using ModelDevice::ModelDevice;
 
   // ---- time ----
   // The clock moves to the end of the copy that ends next, and that ends. False: none can.
   virtual bool step() = 0;
-  // The clock moves by so much, and all that ends meanwhile ends.
+  // The clock moves by so much, and all that ends meanwhile ends. Throws InvalidArgument beyond
+  // `latest`.
   virtual void advance(Nanoseconds by) = 0;
   // The next time at which a copy ends or a link takes another; none: nothing can run.
   [[nodiscard]] virtual std::optional<Nanoseconds> next_time() = 0;
@@ -74,7 +82,8 @@ class VirtualDevice : public ModelDevice {
   [[nodiscard]] virtual bool may_touch(const void* base, std::size_t bytes) const = 0;
 };
 
-// Throws InvalidArgument for a speed that is not above zero or a latency below it.
+// Throws InvalidArgument for a speed below one byte a second, a latency below zero, and pinned
+// memory where there are no bytes to stage.
 [[nodiscard]] std::shared_ptr<VirtualDevice> make_virtual_device(const VirtualOptions& options);
 
 }  // namespace kvmem

@@ -96,10 +96,11 @@ PinnedRegion PinnedRegion::map(std::size_t bytes, const RegionOptions& options) 
   if (options.numa_node) expect_numa_node(*options.numa_node);
   if (bytes > most_mapped_bytes) refuse("cannot map memory", "address space", bytes, ENOMEM);
   if (!options.has_bytes) {
+    KVMEM_EXPECTS(options.hugepages != HugePages::required && !options.shared,
+                  "a device without bytes has neither huge pages nor shared memory");
     PinnedRegion region;
     region.data_ = static_cast<std::byte*>(map_addresses(bytes));
     region.facts_.bytes = round_up(bytes, system_page_bytes());
-    region.facts_.has_bytes = false;
     return region;
   }
   if (options.hugepages != HugePages::never) {

@@ -40,8 +40,10 @@ enum class Pin : std::uint8_t {
 struct RegionOptions {
   HugePages hugepages = HugePages::never;
   std::optional<int> numa_node = std::nullopt;
-  bool shared = false;         // memfd instead of private memory
-  bool has_bytes = true;       // false: addresses only, of no budget; whoever touches one crashes
+  bool shared = false;  // memfd instead of private memory
+  // False: addresses only, of no budget; whoever touches one crashes. Nothing above applies but
+  // that required huge pages and shared memory are refused.
+  bool has_bytes = true;
   unsigned touch_threads = 0;  // 0: one per core, at most 8
   // Called from the mapping thread, at least every 64 MiB; returning false cancels (throws
   // Cancelled).
@@ -53,7 +55,6 @@ struct RegionFacts {
   std::size_t page_bytes = 4096;        // of the mapping; transparent huge pages do not show here
   bool transparent_huge_pages = false;  // asked for and accepted
   std::optional<int> numa_node;
-  bool has_bytes = true;
   bool pinned = false;
   int memfd = -1;
   double touch_seconds = 0;

@@ -5,13 +5,19 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "host/budget.hpp"
 
 namespace kvmem::detail {
 
 namespace {
 
-RegionOptions region_for(const Device& device, RegionOptions options) {
+// What the table, its free list and a manager's counts take, where the slots themselves take
+// nothing.
+constexpr std::size_t bookkeeping_bytes_a_slot = 32;
+
+RegionOptions region_for(const Device& device, RegionOptions options, std::uint32_t capacity) {
   options.has_bytes = device.info().has_bytes;
+  if (!options.has_bytes) expect_memory_for(capacity * bookkeeping_bytes_a_slot);
   return options;
 }
 
@@ -23,7 +29,8 @@ PoolCore::PoolCore(std::shared_ptr<Device> device, const PoolOptions& options,
       block_bytes_(options.block_bytes),
       slot_bytes_(slot_bytes),
       capacity_(capacity),
-      region_(PinnedRegion::map(slot_bytes * capacity, region_for(*device_, options.region))),
+      region_(
+          PinnedRegion::map(slot_bytes * capacity, region_for(*device_, options.region, capacity))),
       table_(capacity),
       tickets_(capacity) {
   const bool pins = options.pin == Pin::required ||

@@ -77,6 +77,8 @@ bool Runtime::wait_until(const std::function<bool()>& done, std::optional<Nanose
     if (done()) return true;
     if (process_is_exiting()) return false;  // nothing moves any more
     Nanoseconds most = device_->info().wakes_sleepers ? longest_sleep : poll;
+    // Virtual time is passed at once, or not at all.
+    if (device_->info().virtual_time) most = std::numeric_limits<Nanoseconds>::max();
     if (deadline) {
       const Nanoseconds left = *deadline - device_->now();
       if (left <= 0) return false;

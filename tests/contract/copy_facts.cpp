@@ -243,5 +243,48 @@ TEST_P(DeviceContract, BothDirectionsMayBeBusyAtOnce) {
   EXPECT_TRUE(read_device(memory, 4'000'000) == bytes_of(source));
 }
 
+TEST_P(DeviceContract, ATargetIsNotWrittenBeforeItsStreamReachesTheCopy) {
+  for (const SourceAccess access : {SourceAccess::stream_order, SourceAccess::any}) {
+    const StreamHandle stream = new_stream();
+    const auto source = host_memory(100'000, 1), target = host_memory(source.size());
+    std::byte* const memory = device_memory(source.size());
+    const Bytes before = pattern(source.size(), 2);
+    write_device(memory, before);
+    stall(stream);
+    copy_from(memory, source, access, stream);
+    EXPECT_TRUE(read_device(memory, source.size()) == before);
+    unstall(stream);
+    settle_stream(stream);
+    EXPECT_TRUE(read_device(memory, source.size()) == bytes_of(source));
+  }
+}
+
+TEST_P(DeviceContract, ABatchOfMoreThanTheDeviceTakesIsRefusedWhole) {
+  const StreamHandle stream = new_stream();
+  const std::size_t count = device().info().max_descriptors + 1;
+  const auto source = host_memory(1, 1);
+  std::byte* const memory = device_memory(count);
+  write_device(memory, Bytes(count, std::byte{7}));
+  Batch batch;
+  for (std::size_t i = 0; i < count; ++i) batch.add(memory + i, source.data(), 1);
+  EXPECT_THROW(copy(std::move(batch), Direction::to_device, stream), InvalidArgument);
+  settle_stream(stream);
+  EXPECT_TRUE(read_device(memory, count) == Bytes(count, std::byte{7}));
+}
+
+TEST_P(DeviceContract, TheArraysOfABatchMayGoOnceItsEventWasSeenDone) {
+  const StreamHandle stream = new_stream();
+  const auto source = host_memory(1000, 1);
+  std::byte* const memory = device_memory(source.size());
+  for (int i = 0; i < 3; ++i) {
+    auto batch = std::make_unique<Batch>();
+    batch->add(memory, source.data(), source.size());
+    device().copy(batch->descriptors(), Direction::to_device, SourceAccess::any, stream);
+    settle_stream(stream);
+    batch.reset();  // a sanitizer sees who reads them later
+  }
+  EXPECT_EQ(read_device(memory, source.size()), bytes_of(source));
+}
+
 }  // namespace
 }  // namespace kvmem::contract

@@ -96,6 +96,13 @@ void DeviceContract::copy(Batch batch, Direction direction, StreamHandle stream)
   device().copy(batches_.back().descriptors(), direction, SourceAccess::stream_order, stream);
 }
 
+void DeviceContract::copy_from(std::byte* target, std::span<const std::byte> source,
+                               SourceAccess access, StreamHandle stream) {
+  Batch& batch = batches_.emplace_back();
+  batch.add(target, source.data(), source.size());
+  device().copy(batch.descriptors(), Direction::to_device, access, stream);
+}
+
 void DeviceContract::to_device(std::byte* target, std::span<const std::byte> source,
                                StreamHandle stream) {
   Batch batch;

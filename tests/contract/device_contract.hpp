@@ -91,6 +91,8 @@ class DeviceContract : public ::testing::TestWithParam<DeviceKind> {
 
   // Queues a copy whose arrays live until the end of the test.
   void copy(Batch batch, Direction direction, StreamHandle stream);
+  void copy_from(std::byte* target, std::span<const std::byte> source, SourceAccess access,
+                 StreamHandle stream);
   void to_device(std::byte* target, std::span<const std::byte> source, StreamHandle stream);
   void to_host(std::span<std::byte> target, const std::byte* source, StreamHandle stream);
 

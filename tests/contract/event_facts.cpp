@@ -229,5 +229,34 @@ TEST_P(DeviceContract, AnEventHasNoTimeWithoutTimingARecordAndItsEnd) {
   EXPECT_THROW(static_cast<void>(device().event_time(timed)), InvalidArgument);
 }
 
+TEST_P(DeviceContract, TheTimeOfAnEventIsThatOfItsLatestRecord) {
+  const StreamHandle stream = new_stream();
+  const EventHandle event = record_now(stream, true);
+  settle(event);
+  const Nanoseconds first = device().event_time(event);
+  stall(stream);
+  device().record(event, stream);
+  EXPECT_THROW(static_cast<void>(device().event_time(event)), InvalidArgument);
+  let_others_work();
+  unstall(stream);
+  settle(event);
+  EXPECT_GE(device().event_time(event), first);
+}
+
+TEST_P(DeviceContract, AHandleThatComesAgainDoesNotFreeThoseWhoWaitedForTheOldEvent) {
+  const StreamHandle stalled = new_stream(), waiting = new_stream(), idle = new_stream();
+  stall(stalled);
+  const EventHandle old = record_now(stalled);
+  device().wait(waiting, old);
+  destroy_event(old);
+  const EventHandle behind = record_now(waiting);
+  // Perhaps with the handle of the old one.
+  for (int i = 0; i < 3; ++i) settle(record_now(idle));
+  let_others_work();
+  EXPECT_EQ(query(behind), pending);
+  unstall(stalled);
+  settle(behind);
+}
+
 }  // namespace
 }  // namespace kvmem::contract

@@ -175,5 +175,32 @@ TEST_P(DeviceContract, ThreadsMayMakeAndDestroyStreamsAndEventsAtOnce) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST_P(DeviceContract, StreamIdsOfTwoDevicesNeverCoincide) {
+  const auto other = GetParam().open();
+  std::set<std::uint64_t> ids;
+  for (int i = 0; i < 5; ++i) {
+    ids.insert(device().stream_id(new_stream()));
+    const StreamHandle stream = other->device().create_stream();
+    ids.insert(other->device().stream_id(stream));
+    other->device().destroy_stream(stream);
+  }
+  EXPECT_EQ(ids.size(), 10U);
+}
+
+TEST_P(DeviceContract, AStreamIsDestroyedAtOnceThoughItWaits) {
+  const StreamHandle stalled = new_stream(), waiting = new_stream();
+  const auto source = host_memory(1000, 1);
+  std::byte* const memory = device_memory(source.size());
+  stall(stalled);
+  device().wait(waiting, record_now(stalled));
+  to_device(memory, source, waiting);
+  const EventHandle event = record_now(waiting);
+  destroy_stream(waiting);
+  EXPECT_EQ(query(event), EventState::pending);
+  unstall(stalled);
+  settle(event);
+  EXPECT_EQ(read_device(memory, source.size()), bytes_of(source));
+}
+
 }  // namespace
 }  // namespace kvmem::contract

@@ -25,7 +25,7 @@ using test::record_now;
 using test::second;
 using test::settle;
 
-TEST(ModelDevice, SaysWhatItIs) {
+TEST(HostDevice, SaysWhatItIs) {
   const auto device = make_host_device({.workers = 3});
   EXPECT_EQ(device->info().kind, "host");
   EXPECT_EQ(device->info().name, "host");
@@ -37,7 +37,7 @@ TEST(ModelDevice, SaysWhatItIs) {
   EXPECT_LE(automatic, 4U);
 }
 
-TEST(ModelDevice, WorkersNeedNoHelp) {
+TEST(HostDevice, WorkersNeedNoHelp) {
   const auto device = make_host_device({.workers = 2});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(10 * piece + 123, 1);
@@ -51,7 +51,7 @@ TEST(ModelDevice, WorkersNeedNoHelp) {
   }
 }
 
-TEST(ModelDevice, AHelperCopiesOnePieceEachTime) {
+TEST(HostDevice, AHelperCopiesOnePieceEachTime) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(3 * piece + 100, 1);
@@ -68,7 +68,7 @@ TEST(ModelDevice, AHelperCopiesOnePieceEachTime) {
   EXPECT_EQ(device->query(end), EventState::done);
 }
 
-TEST(ModelDevice, APieceIsManySmallSegments) {
+TEST(HostDevice, APieceIsManySmallSegments) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   constexpr std::size_t bytes = 4096, count = 3 * piece / bytes;
@@ -92,7 +92,7 @@ TEST(ModelDevice, APieceIsManySmallSegments) {
   EXPECT_EQ(target, source);
 }
 
-TEST(ModelDevice, OneWhoSleepsWithoutHelpingOrWithoutTimeCopiesNothing) {
+TEST(HostDevice, OneWhoSleepsWithoutHelpingOrWithoutTimeCopiesNothing) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(100, 1);
@@ -105,7 +105,7 @@ TEST(ModelDevice, OneWhoSleepsWithoutHelpingOrWithoutTimeCopiesNothing) {
   EXPECT_EQ(target, filled(100, 0));
 }
 
-TEST(ModelDevice, AHelperThatSleepsIsWokenByNewWorkWhenThereIsNoWorker) {
+TEST(HostDevice, AHelperThatSleepsIsWokenByNewWorkWhenThereIsNoWorker) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(100, 1);
@@ -123,7 +123,7 @@ TEST(ModelDevice, AHelperThatSleepsIsWokenByNewWorkWhenThereIsNoWorker) {
   EXPECT_EQ(target, source);
 }
 
-TEST(ModelDevice, AnUnsignalledEventIsPendingUntilItsSignalWhichMovesProgress) {
+TEST(HostDevice, AnUnsignalledEventIsPendingUntilItsSignalWhichMovesProgress) {
   const auto device = make_host_device();
   const StreamHandle stream = device->create_stream();
   const EventHandle compute = device->create_event(true);
@@ -141,7 +141,7 @@ TEST(ModelDevice, AnUnsignalledEventIsPendingUntilItsSignalWhichMovesProgress) {
   EXPECT_THROW(device->signal(compute), InvalidArgument);
 }
 
-TEST(ModelDevice, ProgressMovesWhenAnEventIsReached) {
+TEST(HostDevice, ProgressMovesWhenAnEventIsReached) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(1000, 1);
@@ -159,7 +159,7 @@ TEST(ModelDevice, ProgressMovesWhenAnEventIsReached) {
   EXPECT_NE(device->progress().value(), before_record);
 }
 
-TEST(ModelDevice, AHelperThatLeavesCallsForHelpWithWhatItSetFree) {
+TEST(HostDevice, AHelperThatLeavesCallsForHelpWithWhatItSetFree) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source = filled(1000, 1);
@@ -174,7 +174,7 @@ TEST(ModelDevice, AHelperThatLeavesCallsForHelpWithWhatItSetFree) {
   }
 }
 
-TEST(ModelDevice, ASignalWakesTheWorkersForWhatItSetsFree) {
+TEST(HostDevice, ASignalWakesTheWorkersForWhatItSetsFree) {
   const auto device = make_host_device({.workers = 1});
   const StreamHandle stream = device->create_stream();
   const EventHandle stall = device->create_event(false);
@@ -193,7 +193,7 @@ TEST(ModelDevice, ASignalWakesTheWorkersForWhatItSetsFree) {
   EXPECT_EQ(target, source);
 }
 
-TEST(ModelDevice, ABatchOverTheCapIsRefused) {
+TEST(HostDevice, ABatchOverTheCapIsRefused) {
   const auto device = make_host_device({.no_workers = true});
   const StreamHandle stream = device->create_stream();
   const Bytes source(1);
@@ -209,7 +209,7 @@ TEST(ModelDevice, ABatchOverTheCapIsRefused) {
 
 // Chains of small copies over several streams, by several threads, some of them helping: if a
 // wake-up is lost anywhere, somebody sleeps for ever.
-TEST(ModelDevice, NobodySleepsForEver) {
+TEST(HostDevice, NobodySleepsForEver) {
   const auto device = make_host_device({.workers = 3});
   std::vector<StreamHandle> streams;
   for (int i = 0; i < 6; ++i) streams.push_back(device->create_stream());
@@ -238,6 +238,22 @@ TEST(ModelDevice, NobodySleepsForEver) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
+}
+
+TEST(HostDevice, MemoryGivenBackUnderACopyIsLeakedNotUnmapped) {
+  const auto device = make_host_device({.no_workers = true});
+  const StreamHandle stream = device->create_stream();
+  constexpr std::size_t bytes = 8192;
+  void* const memory = device->allocate(bytes);
+  const Bytes source = filled(bytes, 1);
+  auto* target = static_cast<std::byte*>(memory);
+  const std::byte* from = source.data();
+  device->copy({&target, &from, &bytes, 1}, Direction::to_device, SourceAccess::stream_order,
+               stream);
+  device->deallocate(memory, bytes);
+  settle(*device, record_now(*device, stream), true);  // would crash
+  EXPECT_TRUE(std::equal(source.begin(), source.end(), target));
+  device->deallocate(memory, bytes);
 }
 
 }  // namespace

@@ -317,7 +317,74 @@ TEST_F(VirtualDeviceTest, AnHourOfVirtualTimeTakesNone) {
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
 }
 
+TEST_F(VirtualDeviceTest, WhoWaitsForEverMovesTheClockOnlyToWhatEnds) {
+  open(simple());
+  constexpr Nanoseconds for_ever = std::numeric_limits<Nanoseconds>::max();
+  for (int i = 0; i < 3; ++i) device_->sleep(device_->progress().value(), for_ever, true);
+  EXPECT_EQ(device_->now(), 0) << "nothing can end";
+  OneCopy one(target_.data(), source_.data(), 5000);
+  copy(one);
+  device_->sleep(device_->progress().value(), for_ever, true);
+  EXPECT_EQ(device_->now(), 15 * microsecond);
+}
+
+TEST_F(VirtualDeviceTest, ACopyOfYearsTakesNoRealTime) {
+  open({.bytes_per_second = 1, .moves_bytes = false});
+  auto* const base = static_cast<std::byte*>(device_->allocate(std::size_t{2} << 30));
+  OneCopy one(base, base + (std::size_t{1} << 30), std::size_t{1} << 30);
+  copy(one);
+  device_->sleep(device_->progress().value(), std::numeric_limits<Nanoseconds>::max(), true);
+  EXPECT_EQ(device_->pending_copies(), 0U);
+  EXPECT_GT(device_->now(), (Nanoseconds{1} << 30) * 1'000'000'000 - 1);
+  device_->deallocate(base, std::size_t{2} << 30);
+}
+
+TEST_F(VirtualDeviceTest, TheClockHasAnEndAndSaysSo) {
+  open({.bytes_per_second = 1, .moves_bytes = false});
+  auto* const base = static_cast<std::byte*>(device_->allocate(std::size_t{2} << 40));
+  OneCopy one(base, base + (std::size_t{1} << 40), std::size_t{1} << 40);
+  copy(one);
+  copy(one);
+  while (device_->step()) {
+  }
+  EXPECT_EQ(device_->now(), VirtualDevice::latest);
+  EXPECT_EQ(device_->pending_copies(), 0U);
+  EXPECT_THROW(device_->advance(1), InvalidArgument);
+  device_->advance(0);
+  device_->sleep(device_->progress().value(), 1000, true);
+  EXPECT_EQ(device_->now(), VirtualDevice::latest);
+  device_->deallocate(base, std::size_t{2} << 40);
+}
+
+TEST_F(VirtualDeviceTest, MemoryGivenBackUnderACopyIsLeakedNotUnmapped) {
+  open({});
+  auto* const base = static_cast<std::byte*>(device_->allocate(8192));
+  OneCopy one(base, source_.data(), 5000);
+  copy(one);
+  device_->deallocate(base, 8192);
+  EXPECT_TRUE(device_->step());  // would crash
+  EXPECT_TRUE(std::equal(source_.begin(), source_.end(), base));
+  device_->deallocate(base, 8192);
+}
+
+TEST_F(VirtualDeviceTest, WholePagesArePinnedOnceAtATime) {
+  open({});
+  const std::unique_ptr<void, decltype(&std::free)> pages(std::aligned_alloc(4096, 12288),
+                                                          &std::free);
+  auto* const base = static_cast<std::byte*>(pages.get());
+  device_->pin(base, 8192);
+  EXPECT_THROW(device_->pin(base, 8192), InvalidArgument);
+  EXPECT_THROW(device_->pin(base + 4096, 8192), InvalidArgument);
+  EXPECT_THROW(device_->pin(base + 8192, 100), InvalidArgument);
+  EXPECT_THROW(device_->pin(base + 8193, 4096), InvalidArgument);
+  EXPECT_THROW(device_->pin(base + 8192, 0), InvalidArgument);
+  device_->pin(base + 8192, 4096);
+  device_->unpin(base, 8192);
+  device_->pin(base, 4096);
+}
+
 TEST_F(VirtualDeviceTest, OptionsThatMeanNothingAreRefusedByName) {
+  EXPECT_THROW(open({.moves_bytes = false, .needs_pinned_host = true}), InvalidArgument);
   EXPECT_THROW(open({.bytes_per_second = 0}), InvalidArgument);
   EXPECT_THROW(open({.bytes_per_second = -1}), InvalidArgument);
   EXPECT_THROW(open({.bytes_per_second = std::numeric_limits<double>::quiet_NaN()}),
