@@ -9,18 +9,6 @@ namespace kvmem::bindings {
 
 namespace {
 
-// A repr that is never the problem itself: short, and there for values whose own one fails.
-std::string shown(py::handle value) {
-  constexpr std::size_t most = 120;
-  try {
-    std::string words = py::repr(value).cast<std::string>();
-    if (words.size() > most) words = words.substr(0, most) + "...";
-    return words;
-  } catch (const py::error_already_set&) {
-    return text("<", Py_TYPE(value.ptr())->tp_name, ">");
-  }
-}
-
 bool is_integer(py::handle value) {
   return !PyBool_Check(value.ptr()) && PyIndex_Check(value.ptr());
 }
@@ -122,6 +110,17 @@ void add_after(Ordered& ordered, py::handle value) {
 }
 
 }  // namespace
+
+std::string shown(py::handle value) {
+  constexpr std::size_t most = 120;
+  try {
+    std::string words = py::repr(value).cast<std::string>();
+    if (words.size() > most) words = words.substr(0, most) + "...";
+    return words;
+  } catch (const py::error_already_set&) {
+    return text("<", Py_TYPE(value.ptr())->tp_name, ">");
+  }
+}
 
 std::size_t size_argument(const char* name, py::handle value, std::size_t least) {
   KVMEM_EXPECTS(is_integer(value), name, " is ", shown(value), ": not an integer");

@@ -33,6 +33,7 @@ void bind_manager(py::module_& module);
 struct PyDevice {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<ModelDevice> model;  // null unless it is one: host and virtual
+  ProcessMark mark = {};
 };
 
 struct PyStream;  // bind_device.cpp
@@ -70,6 +71,8 @@ struct PyBlocks {
 
 // ---- arguments ----
 
+// A repr that is never the problem itself: short, and there for values whose own one fails.
+[[nodiscard]] std::string shown(py::handle value);
 // An integer that fits and is at least `least`; InvalidArgument names what is wrong. bool is no
 // integer here.
 [[nodiscard]] std::size_t size_argument(const char* name, py::handle value, std::size_t least = 1);

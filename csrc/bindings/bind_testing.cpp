@@ -11,16 +11,23 @@ namespace kvmem::bindings {
 
 namespace {
 
-constexpr double longest_advance = 1e9;  // seconds; the clock itself ends after 9e9
+constexpr double longest_advance = 1e9;  // seconds
+
+double in_seconds(Nanoseconds time) { return static_cast<double>(time) * 1e-9; }
 
 VirtualDevice& virtual_device(const char* call, const PyDevice& device) {
+  device.mark.expect_same_process("the device");
   auto* const found = dynamic_cast<VirtualDevice*>(&device.runtime->device());
   KVMEM_EXPECTS(found != nullptr, call, " is for a virtual device, not for '",
                 device.runtime->device().info().name, "'");
   return *found;
 }
 
-DeviceCall call_argument(const std::string& name) {
+bool is_word(py::handle value, const char* word) {
+  return PyUnicode_Check(value.ptr()) && PyUnicode_CompareWithASCIIString(value.ptr(), word) == 0;
+}
+
+DeviceCall call_argument(py::handle name) {
   constexpr std::array<std::pair<const char*, DeviceCall>, 11> calls{{
       {"allocate", DeviceCall::allocate},
       {"pin", DeviceCall::pin},
@@ -36,16 +43,17 @@ DeviceCall call_argument(const std::string& name) {
   }};
   std::string names;
   for (const auto& [known, call] : calls) {
-    if (name == known) return call;
+    if (is_word(name, known)) return call;
     names += text(names.empty() ? "'" : ", '", known, "'");
   }
-  throw InvalidArgument(text("call is '", name, "', one of ", names));
+  throw InvalidArgument(text("call is ", shown(name), ", one of ", names));
 }
 
-Fault fault_argument(const std::string& how) {
-  if (how == "refused") return Fault::refused;
-  if (how == "in_flight") return Fault::in_flight;
-  KVMEM_EXPECTS(how == "lost", "how is '", how, "', one of 'refused', 'in_flight' and 'lost'");
+Fault fault_argument(py::handle how) {
+  if (is_word(how, "refused")) return Fault::refused;
+  if (is_word(how, "in_flight")) return Fault::in_flight;
+  KVMEM_EXPECTS(is_word(how, "lost"), "how is ", shown(how),
+                ", one of 'refused', 'in_flight' and 'lost'");
   return Fault::lost;
 }
 
@@ -55,10 +63,13 @@ void advance(const PyDevice& device, const py::object& seconds) {
   VirtualDevice& clock = virtual_device("advance()", device);
   const double by = seconds_argument("seconds", seconds);
   KVMEM_EXPECTS(by <= longest_advance, "seconds is ", by, ", at most ", longest_advance);
+  const Nanoseconds now = clock.now();
+  KVMEM_EXPECTS(nanoseconds(by) <= VirtualDevice::latest - now, "seconds is ", by,
+                ": the clock is at ", in_seconds(now), " s and ends at ",
+                in_seconds(VirtualDevice::latest), " s");
+  const Nanoseconds until = now + nanoseconds(by);
   const Unlocked unlocked;
   const Runtime::Interrupt interrupt = signals();
-  const Nanoseconds until = clock.now() + nanoseconds(by);
-  static_cast<void>(clock.next_time());  // Forked is thrown here
   for (;;) {
     device.runtime->advance();
     const auto next = clock.next_time();
@@ -74,7 +85,6 @@ void advance(const PyDevice& device, const py::object& seconds) {
 bool step(const PyDevice& device) {
   VirtualDevice& clock = virtual_device("step()", device);
   const Unlocked unlocked;
-  static_cast<void>(clock.next_time());  // Forked is thrown here
   device.runtime->advance();
   const bool ended = clock.step();
   device.runtime->advance();
@@ -95,14 +105,17 @@ void bind_testing(py::module_& module) {
   const auto device = py::arg("device");
   module.def(
       "_now",
-      [](const PyDevice& self) { return static_cast<double>(self.runtime->device().now()) * 1e-9; },
+      [](const PyDevice& self) {
+        self.mark.expect_same_process("the device");
+        return in_seconds(self.runtime->device().now());
+      },
       device);
   module.def("_advance", &advance, device, py::arg("seconds"));
   module.def("_step", &step, device);
   module.def(
       "_fail_nth",
-      [](const PyDevice& self, const std::string& call, const py::object& nth,
-         const std::string& how, const py::object& times) {
+      [](const PyDevice& self, const py::object& call, const py::object& nth, const py::object& how,
+         const py::object& times) {
         virtual_device("fail_nth()", self)
             .fail_nth(call_argument(call), size_argument("nth", nth), fault_argument(how),
                       size_argument("times", times));

@@ -231,7 +231,7 @@ void ModelledDevice::sleep(std::uint64_t seen, Nanoseconds at_most, bool help) {
   {
     const Lock held = lock();
     if (progress().value() != seen) return;
-    idle = at_most == for_ever && !copies_.next_time(now());
+    idle = (at_most == for_ever || now() == latest) && !copies_.next_time(now());
     if (!idle) move_clock(now() + std::clamp<Nanoseconds>(at_most, 0, latest - now()));
   }
   if (idle)

@@ -60,9 +60,8 @@ std::optional<Nanoseconds> Runtime::deadline_after(std::optional<double> seconds
   if (!seconds) return std::nullopt;
   const Nanoseconds now = device_->now();
   const double ns = std::max(*seconds, 0.0) * 1e9;
-  constexpr double endless = 4e18;  // a century: beyond it the sum could wrap
-  return ns < endless ? now + static_cast<Nanoseconds>(ns)
-                      : std::numeric_limits<Nanoseconds>::max();
+  constexpr Nanoseconds latest = std::numeric_limits<Nanoseconds>::max();
+  return ns < static_cast<double>(latest - now) ? now + static_cast<Nanoseconds>(ns) : latest;
 }
 
 bool Runtime::wait_until(const std::function<bool()>& done, std::optional<Nanoseconds> deadline,

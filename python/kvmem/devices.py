@@ -7,6 +7,7 @@ import operator
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from . import _core
+from ._shown import shown
 from .errors import DeviceUnavailable, InvalidArgument
 
 if TYPE_CHECKING:
@@ -66,11 +67,14 @@ def open_device(name: str = "auto", **options: Unpack[DeviceOptions]) -> Device:
     Of the host device:
     workers = 0: copy threads; 0 is one for each core, at most 4.
 
-    Of a virtual device, which has no thread and whose clock moves only while somebody waits for
-    something or moves it (`kvmem.testing`); equal calls with an equal seed end equally:
+    Of a virtual device, which has no thread and whose clock moves only while a thread waits for
+    something or moves it (`kvmem.testing`). Awaiting moves nothing: a task must call
+    testing.advance(). A wait with a time-out ends at once in real time when nothing on the device
+    can end before it; other threads do not count. Equal calls with an equal seed end equally.
     seed = 0: draws the order of copies among those that streams and events allow; below 2^64.
-    gbps = 25.0: what one link moves, in 10^9 bytes a second.
-    latency_us = 10.0: microseconds from the last byte on the link to the end of the copy.
+    gbps = 25.0: what one link moves, in 10^9 bytes a second, 1e-6 to 1e6.
+    latency_us = 10.0: microseconds from the last byte on the link to the end of the copy, at most
+        1e9.
     shared_link = False: one link for both directions, instead of one for each.
     move_bytes = True: bytes move, as badly as hardware may move them; False: memory is addresses
         only, of which there are many terabytes, and touching one would crash.
@@ -78,7 +82,7 @@ def open_device(name: str = "auto", **options: Unpack[DeviceOptions]) -> Device:
     Raises DeviceUnavailable, or InvalidArgument for a name, an option or a value that is none.
     """
     if not isinstance(name, str):
-        raise InvalidArgument(f"device is {name!r}, not a name")
+        raise InvalidArgument(f"device is {shown(name)}, not a name")
     if name == "cuda" or name.startswith("cuda:"):
         raise DeviceUnavailable(f"{name}: {_NO_CUDA}")
     if name == "virtual":
@@ -134,16 +138,16 @@ def _gbps(value: object) -> float:
 
 def _integer(name: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise InvalidArgument(f"{name} is {value!r}: not an integer")
+        raise InvalidArgument(f"{name} is {shown(value)}: not an integer")
     number = operator.index(value)
     if not 0 <= number <= most:
-        raise InvalidArgument(f"{name} is {number}, 0 to {most}")
+        raise InvalidArgument(f"{name} is {shown(number)}, 0 to {most}")
     return number
 
 
 def _number(name: str, value: object, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InvalidArgument(f"{name} is {value!r}: not a number")
+        raise InvalidArgument(f"{name} is {shown(value)}: not a number")
     try:
         number = float(value)
     except OverflowError:  # an integer beyond every float
@@ -155,5 +159,5 @@ def _number(name: str, value: object, least: float, most: float) -> float:
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{name} is {value!r}: neither True nor False")
+        raise InvalidArgument(f"{name} is {shown(value)}: neither True nor False")
     return value

@@ -3,15 +3,20 @@
 `stall` holds back one stream of a host or a virtual device. The others make a virtual device show
 what hardware shows rarely: they move its clock, keep copies from ending, and let calls fail. They
 raise InvalidArgument for another kind of device.
+
+A thread that waits for something on a virtual device moves its clock. Awaiting moves nothing: a
+task must call advance().
 """
 
 from __future__ import annotations
 
-from typing import Literal, SupportsFloat, SupportsIndex
+from typing import Literal, SupportsFloat, SupportsIndex, TypeVar
 
 from . import _core
 from ._core import Event, Stream
+from ._shown import shown
 from .devices import _HOST_OPTIONS, Device, _gbps, _open_host
+from .errors import InvalidArgument
 
 Call = Literal[
     "allocate",
@@ -27,6 +32,8 @@ Call = Literal[
     "any",
 ]
 """Calls that kvmem makes to a device."""
+
+_Kind = TypeVar("_Kind")
 
 
 class Gate:
@@ -56,7 +63,8 @@ def stall(device: _core.Device, stream: Stream) -> Gate:
 
     Host and virtual device only.
     """
-    event = device.host_event()
+    stream = _expect("stream", stream, Stream)
+    event = _device(device).host_event()
     stream.wait(event)
     return Gate(event)
 
@@ -78,7 +86,7 @@ def now(device: _core.Device) -> float:
 
     Monotonic from an arbitrary beginning; a virtual device begins at 0.
     """
-    return _core._now(device)
+    return _core._now(_device(device))
 
 
 def advance(device: _core.Device, seconds: SupportsFloat | SupportsIndex) -> None:
@@ -86,7 +94,7 @@ def advance(device: _core.Device, seconds: SupportsFloat | SupportsIndex) -> Non
 
     All that ends meanwhile ends and is reaped at its time, and what then has room is submitted.
     """
-    _core._advance(device, seconds)
+    _core._advance(_device(device), seconds)
 
 
 def step(device: _core.Device) -> bool:
@@ -94,7 +102,7 @@ def step(device: _core.Device) -> bool:
 
     False, and nothing moves, when no copy can end: none is queued, or all are stalled or held.
     """
-    return _core._step(device)
+    return _core._step(_device(device))
 
 
 def may_touch(device: _core.Device, address: SupportsIndex, nbytes: SupportsIndex) -> bool:
@@ -102,7 +110,7 @@ def may_touch(device: _core.Device, address: SupportsIndex, nbytes: SupportsInde
 
     While it may, nobody may be given that memory, on either side.
     """
-    return _core._may_touch(device, address, nbytes)
+    return _core._may_touch(_device(device), address, nbytes)
 
 
 # ---- faults
@@ -118,29 +126,44 @@ def fail_nth(
     """Lets the nth call of that kind from now on (counted from 1), and `times` - 1 behind it, fail.
 
     how: "refused", nothing happened and the call says that it failed; "in_flight", it happened and
-    the call says that it failed; "lost", the device is lost from then on.
+    the call says that it failed; "lost", the device is lost from then on. "in_flight" differs from
+    "refused" for "record", "wait" and "copy" only; of the others nothing happens.
     """
-    _core._fail_nth(device, call, nth, how, times)
+    _core._fail_nth(_device(device), call, nth, how, times)
 
 
 def forget_faults(device: _core.Device) -> None:
     """Calls off the failures that have not come yet."""
-    _core._forget_faults(device)
+    _core._forget_faults(_device(device))
 
 
 def lose(device: _core.Device) -> None:
     """Loses a virtual device: what is in flight is poisoned, calls raise DeviceLost."""
-    _core._lose(device)
+    _core._lose(_device(device))
 
 
 def hold_copies(device: _core.Device, count: SupportsIndex) -> None:
     """Keeps the next `count` copies from ending until release_copies().
 
-    A copy is what one submission hands to the device. It may be read and written all the time.
+    A copy is what one submission hands to the device. It may be read and written all the time. A
+    later call replaces the count that is left of an earlier one.
     """
-    _core._hold_copies(device, count)
+    _core._hold_copies(_device(device), count)
 
 
 def release_copies(device: _core.Device) -> None:
     """Lets held copies end, and keeps no more from it."""
-    _core._release_copies(device)
+    _core._release_copies(_device(device))
+
+
+# ---- arguments
+
+
+def _device(value: object) -> _core.Device:
+    return _expect("device", value, _core.Device)
+
+
+def _expect(name: str, value: object, kind: type[_Kind]) -> _Kind:
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{name} is {shown(value)}, not a {kind.__name__}")
+    return value

@@ -12,10 +12,6 @@ import support
 from support import Cache
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "host_only(reason): not on the virtual device, and why")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("host_only")

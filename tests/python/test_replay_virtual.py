@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -157,9 +158,12 @@ def test_options_of_the_virtual_device_are_in_the_json() -> None:
         (["--gbps", "1"], "--gbps: only with --device virtual"),
         (["--latency-us", "1"], "--latency-us: only with --device virtual"),
         (["--no-move-bytes"], "--no-move-bytes: only with --device virtual"),
-        (["--device", "virtual", "--gbps", "0"], "--device: gbps is 0"),
-        (["--device", "virtual", "--latency-us", "nan"], "--device: latency_us is nan"),
-        (["--device", "virtual", "--seed", str(1 << 64)], "--device: seed is"),
+        (["--device", "virtual", "--gbps", "0"], "--gbps: 0.0 is outside 1e-06 to 1e+06"),
+        (["--device", "virtual", "--latency-us", "nan"], "--latency-us: nan is outside 0 to 1e+09"),
+        (
+            ["--device", "virtual", "--seed", str(1 << 64)],
+            "--seed: 18446744073709551616 is above 18446744073709551615",
+        ),
         (["--device", "virtual", "--no-move-bytes", "--corrupt", "1"], "--corrupt: "),
     ],
     ids=" ".join,
@@ -203,3 +207,41 @@ def test_the_start_of_a_trace_replays_with_bytes_in_virtual_time(tmp_path: Path)
     found = json.loads(CliRunner().invoke(make_app(), arguments).stdout)
     assert (found["requests"], found["mismatches"], found["leaked_blocks"]) == (300, 0, 0)
     assert found["verified_blocks"] > 0
+
+
+@pytest.mark.parametrize("option", ["--gbps=1e-6", "--latency-us=1e9"])
+def test_the_slowest_link_that_may_be_is_not_taken_for_a_hang(option: str) -> None:
+    arguments = ["replay", "--device", "virtual", "--limit", "5", "--block-bytes", "64KiB"]
+    result = CliRunner().invoke(make_app(), [*arguments, option, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["restore_us"]["p50"] > 120e6
+
+
+def test_a_seed_beyond_64_bits_is_fine_where_no_virtual_device_draws_from_it() -> None:
+    options = ReplayOptions(block_bytes=4096, seed=1 << 64)
+    assert run_replay(CHATS[:2], options).faults() == []
+
+
+def test_more_slots_than_their_bookkeeping_has_memory_for_are_refused_by_name() -> None:
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    (free_kib,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    blocks = 2 * free_kib * 1024 // 32
+    if blocks >= 1 << 32:
+        pytest.skip("this machine has memory for the largest pool that may be")
+    arguments = ["replay", "--device", "virtual", "--no-move-bytes", "--limit", "2"]
+    arguments += ["--block-bytes", "4096", "--host-blocks", str(blocks)]
+    result = CliRunner().invoke(make_app(), arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("kvmem replay: --host-blocks, ")
+    assert f"{blocks} host blocks" in line
+    assert re.search(r"wanted \d+, free \d+", line)
+
+
+def test_memory_that_is_out_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr("kvmem.replay.engine.run_replay", refuse)
+    result = CliRunner().invoke(make_app(), ["replay", "--limit", "2"])
+    assert (result.exit_code, result.stderr) == (2, "kvmem replay: not enough memory\n")

@@ -13,7 +13,7 @@ import pytest
 
 import kvmem
 from kvmem import READY, testing
-from support import PATIENCE, Cache, free_slots, native_threads
+from support import PATIENCE, Cache, free_slots, native_threads, run_forked
 
 SEGMENT_BYTES = 500_000
 GBPS = 1.0
@@ -406,3 +406,110 @@ def test_a_time_that_is_none_is_refused(bad: Any) -> None:
 def test_a_fault_that_is_none_is_refused_by_name(arguments: Any, expected: str) -> None:
     with pytest.raises(kvmem.InvalidArgument, match=expected):
         testing.fail_nth(kvmem.open_device("virtual"), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((5, 1), "^call is 5, one of 'allocate'"),
+        ((None, 1), "^call is None, one of"),
+        (("\ud800", 1), "^call is '.ud800', one of"),
+        (("copy", 1, 5), "^how is 5, one of 'refused'"),
+        (("copy", 1.0), r"^nth is 1\.0"),
+        (("copy", 1, "lost", "2"), "^times is '2'"),
+    ],
+    ids=ascii,
+)
+def test_a_fault_of_another_type_is_refused_by_name(arguments: Any, expected: str) -> None:
+    with pytest.raises(kvmem.InvalidArgument, match=expected):
+        testing.fail_nth(kvmem.open_device("virtual"), *arguments)
+
+
+ALL_CONTROLS: dict[str, Callable[[Any], object]] = {
+    **CONTROLS,
+    "now": testing.now,
+    "stall": lambda device: testing.stall(device, kvmem.open_device("host").stream()),
+}
+
+
+@pytest.mark.parametrize("name", ALL_CONTROLS)
+@pytest.mark.parametrize("bad", [None, 5, "virtual", kvmem.Device], ids=str)
+def test_what_is_no_device_is_refused_by_name(name: str, bad: Any) -> None:
+    with pytest.raises(kvmem.InvalidArgument, match=r"^device is .*, not a Device$"):
+        ALL_CONTROLS[name](bad)
+
+
+@pytest.mark.parametrize("bad", [None, 7, "stream"], ids=repr)
+def test_only_a_stream_is_stalled(bad: Any) -> None:
+    with pytest.raises(kvmem.InvalidArgument, match=r"^stream is .*, not a Stream$"):
+        testing.stall(kvmem.open_device("virtual"), bad)
+
+
+def test_the_clock_has_an_end_and_nothing_moves_beyond_it() -> None:
+    device = kvmem.open_device("virtual", gbps=GBPS)
+    stream = device.stream()
+    for _ in range(8):
+        testing.advance(device, 1e9)
+    testing.advance(device, 1e9 - 0.5)
+    gate = testing.stall(device, stream)
+    target = np.zeros(8, np.uint8)
+    stream.copy(target, np.ones(8, np.uint8))
+    gate.open()
+    with pytest.raises(
+        kvmem.InvalidArgument, match=r"^seconds is 1: .* at 9e\+09 .* ends at 9e\+09"
+    ):
+        testing.advance(device, 1)
+    assert testing.now(device) == 9e9 - 0.5
+    assert not target.all()
+    testing.advance(device, 0.5)
+    assert testing.now(device) == 9e9
+    assert target.all()
+    with pytest.raises(kvmem.InvalidArgument, match=r"^seconds is 1e\+09: "):
+        testing.advance(device, 1e9)
+    testing.advance(device, 0)
+
+
+def test_a_later_hold_replaces_an_earlier_one() -> None:
+    device = kvmem.open_device("virtual")
+    testing.hold_copies(device, 5)
+    testing.hold_copies(device, 1)
+    target = np.zeros((2, 8), np.uint8)
+    for row in target:
+        device.stream().copy(row, np.ones(8, np.uint8))
+    testing.advance(device, 1)
+    assert [bool(row.all()) for row in target] == [False, True]
+    testing.release_copies(device)
+    testing.advance(device, 1)
+    assert target.all()
+
+
+HUGE = [10**400, 10**5000]
+"""Of the second not even repr() can be had."""
+
+
+@pytest.mark.parametrize("option", ["seed", "gbps", "latency_us", "shared_link", "move_bytes"])
+@pytest.mark.parametrize("bad", [*HUGE, [0] * 1000, "0" * 1000], ids=["400", "5000", "[]", "str"])
+def test_a_value_that_is_long_is_refused_in_short(option: str, bad: Any) -> None:
+    with pytest.raises(kvmem.InvalidArgument, match=f"^{option} is ") as refusal:
+        kvmem.open_device("virtual", **{option: bad})
+    assert len(str(refusal.value)) < 120
+
+
+@pytest.mark.parametrize("kind", ["host", "virtual"])
+def test_the_controls_say_forked_in_a_child(kind: str) -> None:
+    device = kvmem.open_device(kind)
+    stream = device.stream()
+    controls = {"stall": lambda device: testing.stall(device, stream), "now": testing.now}
+    if kind == "virtual":
+        controls = {**CONTROLS, **controls}
+
+    def child() -> None:
+        for name, control in controls.items():
+            try:
+                found = control(device)
+            except kvmem.Forked:
+                continue
+            raise AssertionError(f"{name}: {found}")
+
+    assert run_forked(child) == ""
+    assert testing.now(device) >= 0

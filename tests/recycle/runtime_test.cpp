@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "device/host_device.hpp"
+#include "device/virtual_device.hpp"
 #include "support/scripted_device.hpp"
 #include "support/stall.hpp"
 #include "support/wait_for.hpp"
@@ -295,6 +296,14 @@ TEST_F(RuntimeTest, DeadlinesSaturate) {
   const Nanoseconds now = device_->now();
   EXPECT_GE(runtime_->deadline_after(-5), now);
   EXPECT_LT(runtime_->deadline_after(-5), now + 1'000'000);
+}
+
+TEST(Runtime, DeadlinesSaturateWhereverTheClockIs) {
+  const auto device = make_virtual_device({});
+  const auto runtime = Runtime::make(device);
+  device->advance(VirtualDevice::latest - 1000);
+  EXPECT_EQ(runtime->deadline_after(3e9), std::numeric_limits<Nanoseconds>::max());
+  EXPECT_EQ(runtime->deadline_after(5e-7), VirtualDevice::latest - 500);
 }
 
 TEST(Runtime, AnInterruptThatThrowsEndsTheWaitWithinAMoment) {

@@ -17,7 +17,7 @@ from kvmem.replay.result import ReplayResult
 from kvmem.replay.trace import Request, read_trace
 from kvmem.replay.workload import DEFAULT_HOST_BLOCKS, DEFAULT_REQUESTS, generate_chat
 
-HELP = """Replay a request trace: bytes move, every restored block is verified.
+HELP = """Replay a request trace; where bytes move, every restored block is verified.
 
 Blocks that are on the host are restored, the others are computed and offloaded; the host tier
 evicts the least recently used. With --device virtual the links are modelled and all times are
@@ -133,7 +133,8 @@ def replay(
         )
         status = _run(trace, limit, chosen, json_output, plot)
     except (ReplayError, kvmem.KvmemError, MemoryError) as error:
-        typer.echo(f"kvmem replay: {error or 'not enough memory'}", err=True)
+        said = "not enough memory" if isinstance(error, MemoryError) else error
+        typer.echo(f"kvmem replay: {said}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("kvmem replay: interrupted", err=True)

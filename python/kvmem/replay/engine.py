@@ -29,8 +29,10 @@ from kvmem.replay.options import ReplayError, ReplayOptions
 from kvmem.replay.result import Counts, Recorder, ReplayResult
 from kvmem.replay.trace import Request
 
-# Far beyond what any copy here takes: reaching it means that something hangs.
+# Far beyond what any transfer here takes: reaching it means that something hangs. Virtual seconds
+# cost nothing, and the slowest link takes many: in so many it moves 100 GB.
 _STUCK_SECONDS = 120.0
+_STUCK_VIRTUAL_SECONDS = 1e8
 _SLOT_BYTES_UNIT = 4096
 
 
@@ -55,7 +57,7 @@ def run_replay(
             progress(number)
         return engine.end()
     finally:
-        engine.manager.close(timeout=_STUCK_SECONDS)
+        engine.manager.close(timeout=engine.stuck_seconds)
 
 
 class _Engine:
@@ -66,6 +68,8 @@ class _Engine:
         lane_blocks = max(1, *(len(request.keys) for request in requests))
         lanes = min(options.concurrency, len(requests))
         device = _open_device(options)
+        is_virtual = device.info["virtual_time"]
+        self.stuck_seconds = _STUCK_VIRTUAL_SECONDS if is_virtual else _STUCK_SECONDS
         try:
             _expect_memory(device, options.block_bytes, capacity, lanes * lane_blocks)
             self._cache = DeviceCache(device, lanes, lane_blocks, options.block_bytes)
@@ -148,7 +152,7 @@ class _Engine:
                 lane.device_blocks(plan.restores),
                 after=lane.producer,
                 tag=self._ledger.next_tag(),
-                timeout=_STUCK_SECONDS,
+                timeout=self.stuck_seconds,
             )
         self._ledger.add(len(copies))
         if flight.abort is Abort.before_offload:
@@ -170,7 +174,7 @@ class _Engine:
             lane.device_blocks(plan.stores),
             after=lane.producer,
             tag=self._ledger.next_tag(),
-            timeout=_STUCK_SECONDS,
+            timeout=self.stuck_seconds,
         )
         self._ledger.add(len(plan.stores))
         self._index.count_stores(plan.stored)
@@ -220,7 +224,7 @@ class _Engine:
     def _cancel_transfer(self, transfer: kvmem.Transfer) -> None:
         outcome = transfer.cancel()
         self._counts.cancel_outcomes[outcome.name] += 1
-        if outcome == kvmem.CancelOutcome.already_done and _ended_done(transfer):
+        if outcome == kvmem.CancelOutcome.already_done and self._ended_done(transfer):
             # Nobody wants the result. Without this its blocks stay held as long as the handle.
             copy = transfer.result()
             if copy is not None:
@@ -234,15 +238,15 @@ class _Engine:
             self._settle(flight.offload)
         # Cancelled ones too: the lane's blocks are theirs until they have ended.
         for transfer in flight.transfers():
-            _ended_done(transfer)
+            self._ended_done(transfer)
         if flight.abort is Abort.after_end:
             self._cancel_late(flight)
         self._free_lanes.append(flight.lane)
 
     def _verify(self, flight: Flight) -> None:
         """Compare what the consumer read with what the blocks must hold, once."""
-        flight.lane.synchronize(_STUCK_SECONDS)
-        ended = flight.restore is not None and flight.restored and _ended_done(flight.restore)
+        flight.lane.synchronize(self.stuck_seconds)
+        ended = flight.restore is not None and flight.restored and self._ended_done(flight.restore)
         if ended and self._options.move_bytes:
             self._counts.verified += len(flight.restored)
             self._counts.mismatches += flight.lane.differing(flight.restored, flight.seeds)
@@ -263,7 +267,7 @@ class _Engine:
         entries = [entry for entry in offload.entries if entry.offload is offload]
         if not entries:
             return
-        copy = offload.transfer.result() if _ended_done(offload.transfer) else None
+        copy = offload.transfer.result() if self._ended_done(offload.transfer) else None
         for i, entry in enumerate(offload.entries):
             entry.offload = None
             if copy is not None and self._index.holds(entry):
@@ -273,20 +277,28 @@ class _Engine:
         else:
             copy.release()
 
+    def _ended_done(self, transfer: kvmem.Transfer) -> bool:
+        """Wait for the end; say whether it is done, and not cancelled or failed."""
+        try:
+            transfer.wait(self.stuck_seconds)
+        except (kvmem.Cancelled, kvmem.CopyFailed):
+            return False
+        return True
+
     # ---- end -----------------------------------------------------------------------------------
 
     def end(self) -> ReplayResult:
         while self._flights:
             self._finish(self._flights.popleft())
         # Should something not end in time, the ledger knows it by name.
-        self.manager.drain(_STUCK_SECONDS)
+        self.manager.drain(self.stuck_seconds)
         self._recorder.sample(last=True)
         self._counts.seconds = self._recorder.seconds()
         held = self._pool.stats()
         self._index.clear()
         self._ledger.close(self.manager.poll())
         # Closing ends the reaper, so that nobody is just giving slots back while they are counted.
-        self.manager.close(_STUCK_SECONDS)
+        self.manager.close(self.stuck_seconds)
         return ReplayResult.make(
             options=self._options,
             counts=self._counts,
@@ -323,12 +335,3 @@ def _expect_memory(
     # Had as one piece and given back untouched: each part alone might fit where the sum does not.
     nbytes = host_blocks * _slot_bytes(block_bytes) + 2 * device_blocks * block_bytes
     device.alloc(nbytes)
-
-
-def _ended_done(transfer: kvmem.Transfer) -> bool:
-    """Wait for the end; say whether it is done, and not cancelled or failed."""
-    try:
-        transfer.wait(_STUCK_SECONDS)
-    except (kvmem.Cancelled, kvmem.CopyFailed):
-        return False
-    return True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from kvmem._shown import shown
 from kvmem._units import parse_bytes
+from kvmem.devices import _GBPS_LEAST, _GBPS_MOST, _LATENCY_US_MOST, _SEED_MOST
 from kvmem.errors import InvalidArgument
 
 HitRule = Literal["prefix", "blocks"]
@@ -61,15 +62,23 @@ class ReplayOptions:
             )
         if self.hit not in get_args(HitRule):
             raise ReplayError(f"--hit: {self.hit!r} is neither 'prefix' nor 'blocks'")
-        if math.isnan(self.abort_rate) or not 0.0 <= self.abort_rate <= 1.0:
-            raise ReplayError(f"--abort-rate: {self.abort_rate} is outside 0 to 1")
+        _expect_within("--abort-rate", self.abort_rate, 0.0, 1.0)
         _expect("--corrupt", self.corrupt, 0)
         _expect("--concurrency", self.concurrency, 1, CONCURRENCY_MOST)
         _expect("--seed", self.seed, 0)
-        if self.device != "virtual":
+        if self.device == "virtual":
+            self._expect_virtual_options()
+        else:
             self._expect_no_virtual_options()
         if self.corrupt and not self.move_bytes:
             raise ReplayError("--corrupt: there is nothing to damage with --no-move-bytes")
+
+    def _expect_virtual_options(self) -> None:
+        _expect("--seed", self.seed, 0, _SEED_MOST)
+        if self.gbps is not None:
+            _expect_within("--gbps", self.gbps, _GBPS_LEAST, _GBPS_MOST)
+        if self.latency_us is not None:
+            _expect_within("--latency-us", self.latency_us, 0.0, _LATENCY_US_MOST)
 
     def _expect_no_virtual_options(self) -> None:
         given = {
@@ -108,6 +117,11 @@ def parse_block_bytes(text: str) -> int:
 
 def _expect(name: str, value: int, least: int, most: int | None = None) -> None:
     if value < least:
-        raise ReplayError(f"{name}: {value} is below {least}")
+        raise ReplayError(f"{name}: {shown(value)} is below {least}")
     if most is not None and value > most:
-        raise ReplayError(f"{name}: {value} is above {most}")
+        raise ReplayError(f"{name}: {shown(value)} is above {most}")
+
+
+def _expect_within(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:  # also refuses NaN
+        raise ReplayError(f"{name}: {shown(value)} is outside {least:g} to {most:g}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from kvmem._shown import shown
 from kvmem.replay.options import BLOCK_TOKENS, ReplayError
 
 _KEY_LIMIT = 1 << 64
@@ -93,26 +94,26 @@ def _time(record: dict[str, object], where: str) -> float:
     value = _field(record, "timestamp", where)
     # A bool is an int in Python, but no time. The comparison also refuses NaN.
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e15:
-        raise TraceError(f"{where}: timestamp: {_shown(value)} is no time in milliseconds")
+        raise TraceError(f"{where}: timestamp: {shown(value)} is no time in milliseconds")
     return float(value)
 
 
 def _count(record: dict[str, object], name: str, least: int, where: str) -> int:
     value = _field(record, name, where)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TraceError(f"{where}: {name}: {_shown(value)} is no whole number")
+        raise TraceError(f"{where}: {name}: {shown(value)} is no whole number")
     if value < least:
-        raise TraceError(f"{where}: {name}: {value} is below {least}")
+        raise TraceError(f"{where}: {name}: {shown(value)} is below {least}")
     return value
 
 
 def _keys(record: dict[str, object], where: str) -> tuple[int, ...]:
     ids = _field(record, "hash_ids", where)
     if not isinstance(ids, list):
-        raise TraceError(f"{where}: hash_ids: {_shown(ids)} is no list")
+        raise TraceError(f"{where}: hash_ids: {shown(ids)} is no list")
     for value in ids:
         if type(value) is not int or not 0 <= value < _KEY_LIMIT:
-            raise TraceError(f"{where}: hash_ids: {_shown(value)} is no whole number of 64 bits")
+            raise TraceError(f"{where}: hash_ids: {shown(value)} is no whole number of 64 bits")
     return tuple(ids)
 
 
@@ -130,8 +131,3 @@ def _expect_block_size(request: Request, where: str) -> None:
         f"{where}: block size: input_length {request.input_length} in blocks of {BLOCK_TOKENS}"
         f" tokens makes {wanted} hash_ids, the line has {given}{guess}"
     )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
