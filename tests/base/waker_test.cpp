@@ -65,6 +65,16 @@ TEST(WakeList, ForgetsWakersThatWereDroppedUnfired) {
   EXPECT_LT(test::largest_allocation_bytes, 1000U);
 }
 
+TEST(WakeList, NeedsNoMoreRoomHoweverManyWereDrained) {
+  const auto list = std::make_shared<WakeList>();
+  test::largest_allocation_bytes = 0;
+  for (std::uint64_t i = 0; i < 100000; ++i) {
+    Waker(list, i).fire();
+    ASSERT_EQ(list->drain(), std::vector<std::uint64_t>{i});
+  }
+  EXPECT_LT(test::largest_allocation_bytes, 1000U);
+}
+
 TEST(WakeList, WakesAThreadThatPolls) {
   const auto list = std::make_shared<WakeList>();
   Waker waker(list, 5);

@@ -187,6 +187,35 @@ TEST(CopyQueue, ALostSliceEndsItsJobWithDeviceLost) {
   EXPECT_EQ(bench.queue().waiting(), 0U);
 }
 
+// Whether or not the device itself says so.
+TEST(CopyQueue, AQueueThatSawItsDeviceLostGivesItNothingMore) {
+  QueueBench bench;
+  bench.accept({});
+  bench.pump();
+  bench.end(0, true);
+  bench.device().forget_calls();
+  const auto later = bench.accept({});
+  bench.pump();
+  EXPECT_TRUE(bench.device().calls(CallKind::copy).empty());
+  ASSERT_EQ(bench.in_flight(), 1U);
+  bench.end(0, true);
+  EXPECT_THROW(std::rethrow_exception(CopyQueue::error(*later)), DeviceLost);
+}
+
+// A chain of transfers, each behind the one before, must not keep all of them.
+TEST(CopyQueue, AJobThatEndedForgetsThoseItRanBehind) {
+  QueueBench bench;
+  auto first = bench.accept({});
+  const auto second = bench.accept({.behind = {first}});
+  const std::weak_ptr<CopyJob> seen = first;
+  first.reset();
+  bench.run_out();
+  static_cast<void>(bench.queue().settle(*second));
+  EXPECT_TRUE(second->behind().empty());
+  static_cast<void>(bench.queue().take_gone());
+  EXPECT_TRUE(seen.expired());
+}
+
 TEST(CopyQueue, TimesAreThoseOfTheFirstCopyAndTheLast) {
   QueueBench bench({.timing = true});
   std::unique_ptr<Stall> stall;
@@ -315,6 +344,20 @@ TEST_P(Staged, AnUnreadyJobDoesNotKeepThePiecesFromReadyOnes) {
   for (const auto& job : unready) EXPECT_TRUE(bench_.is_finished(*job));
 }
 
+// Asking may go on failing; the device still knows.
+TEST_P(Staged, AJobWhoseAfterCannotBeAskedWaitsOnTheDevice) {
+  std::unique_ptr<Stall> stall;
+  const auto job = accept({0}, true, {bench_.unreached(stall)});
+  bench_.device().fail(CallKind::query, 1);
+  bench_.pump();
+  EXPECT_TRUE(job->begun());
+  EXPECT_FALSE(bench_.device().run_one()) << "its stream waits";
+  stall->open();
+  bench_.run_out();
+  EXPECT_TRUE(bench_.is_finished(*job));
+  EXPECT_TRUE(moved(0));
+}
+
 TEST_P(Staged, AJobWhoseAfterIsLostWithTheDeviceEndsLost) {
   std::unique_ptr<Stall> stall;
   const auto job = accept({0}, true, {bench_.unreached(stall)});
@@ -342,6 +385,13 @@ TEST_P(Staged, AJobThatWaitsForAPieceOfALostDeviceEndsLost) {
   bench_.end(0, true);
   EXPECT_TRUE(bench_.is_finished(*job));
   EXPECT_THROW(std::rethrow_exception(CopyQueue::error(*job)), DeviceLost);
+}
+
+TEST(StagedCopies, NoDescriptorIsLargerThanAPiece) {
+  QueueBench bench({.window = {std::size_t{1} << 20, 1000, false},
+                    .staging_pieces = 1,
+                    .staging_piece_bytes = 4096});
+  EXPECT_EQ(bench.queue().descriptor_bytes(), 4096U);
 }
 
 INSTANTIATE_TEST_SUITE_P(BothWays, Staged,

@@ -117,6 +117,24 @@ TEST(CopyQueue, BackgroundYieldsToReadyDemandInWhateverLane) {
   EXPECT_TRUE(bench.is_finished(*background));
 }
 
+TEST(CopyQueue, AReadyJobWithoutRoomInItsOwnLaneHoldsNoneOfItsClassBackInLane0) {
+  QueueBench bench;
+  std::unique_ptr<Stall> stall;
+  const auto first = bench.accept({.blocks = 20, .after = {bench.unreached(stall)}});
+  bench.pump();
+  stall->open();  // ready now, in a lane of its own that is full
+  const auto second = bench.accept({});
+  bench.pump();
+  EXPECT_FALSE(first->all_submitted());
+  EXPECT_TRUE(second->begun());
+  bench.run_out();
+}
+
+TEST(CopyQueue, NoDescriptorIsLargerThanASliceOfAnyLane) {
+  QueueBench bench;
+  EXPECT_EQ(bench.queue().descriptor_bytes(), block_bytes) << "half of what such a lane has";
+}
+
 TEST(CopyQueue, RoomThatAJobWaitsForIsNotGivenToSmallerOnesBehindIt) {
   QueueBench bench;
   bench.accept({.blocks = 1});

@@ -113,6 +113,32 @@ TEST_F(BoundsTest, WhatCanNeverBeAcceptedIsRefusedAtOnceWithTheNumbers) {
   }
 }
 
+TEST(Bounds, MoreSlotsThanThePoolCanEverGiveAreRefusedAtOnce) {
+  World world(still_device(), {.slots = 2, .config = without_reaper()});
+  TransferRequest request;
+  request.blocks = {0, 1, 2};
+  EXPECT_THROW(static_cast<void>(world.manager().admit(TransferKind::offload, request, true)),
+               CapacityError);
+}
+
+// What slots wait for may never come: nothing that copies free is to be kept meanwhile.
+TEST_F(BoundsTest, WhoWaitsForSlotsHoldsNothingElse) {
+  const auto all = world_.pool().try_acquire(8);
+  Admission waiting = admission({0}, Tag(std::int64_t{1}));
+  EXPECT_FALSE(waiting.granted());
+  EXPECT_EQ(world_.stats(Direction::to_host).queued_bytes, 0U);
+  EXPECT_EQ(world_.manager().stats().reports_taken, 0U);
+}
+
+TEST_F(BoundsTest, ABoundOfAClosedManagerTakesNoMoreWaiters) {
+  const auto copy = world_.stored(0, 1);
+  TransferRequest request;
+  request.blocks = {1};
+  Admission late = world_.manager().admit(TransferKind::restore, request, false);
+  static_cast<void>(world_.manager().close(10, {}));
+  EXPECT_THROW(static_cast<void>(late.granted()), Closed);
+}
+
 TEST_F(BoundsTest, ReportPlacesAreTakenFromAcceptanceUntilTheReportIsPolled) {
   for (int i = 0; i < 4; ++i) {
     ASSERT_TRUE(world_.try_offload({.blocks = {1}, .tag = i}));
@@ -184,6 +210,32 @@ TEST_F(BoundsTest, AWaiterThatGivesUpLetsTheNextOneIn) {
   }
   EXPECT_TRUE(small.granted());
   EXPECT_EQ(world_.manager().stats().waiters, 0U);
+}
+
+TEST(Bounds, EachOfThemCountsItsWaitersAndTellsThemOfTheClose) {
+  ManagerConfig bytes = without_reaper(), transfers = bytes, reports = bytes;
+  bytes.max_queued_bytes = block_bytes();
+  transfers.max_transfers = 1;
+  reports.max_reports = 1;
+  for (const ManagerConfig& config : {bytes, transfers, reports}) {
+    World world(still_device(), {.config = config});
+    const Stream engine(world.device_ptr());
+    Stall stall(world.device_ptr(), engine.handle());
+    const auto first = world.offload(
+        {.blocks = {0}, .after = world.after_stream(engine.handle()), .tag = Tag(std::int64_t{1})});
+    TransferRequest request;
+    request.blocks = {1};
+    request.tag = Tag(std::int64_t{2});
+    Admission waiting = world.manager().admit(TransferKind::offload, request, true);
+    const auto list = std::make_shared<WakeList>();
+    ASSERT_FALSE(waiting.granted(list, 7));
+    EXPECT_EQ(world.manager().stats().waiters, 1U);
+    static_cast<void>(list->drain());  // it has its slots
+    static_cast<void>(world.manager().close(0, {}));
+    EXPECT_FALSE(list->drain().empty());
+    EXPECT_THROW(static_cast<void>(waiting.granted(list, 7)), Closed);
+    stall.open();
+  }
 }
 
 TEST_F(BoundsTest, AnAdmissionThatIsDroppedGivesEverythingBack) {

@@ -208,6 +208,17 @@ class NotYetSubmitted : public Ordering {
   Image seen_ = Image(CacheMemory::block_bytes());
 };
 
+TEST_F(NotYetSubmitted, OnePollSubmitsItAndWhatIsBehindItInTheOtherDirection) {
+  const auto behind =
+      world_.offload({.blocks = {block}, .after = world_.after_transfer(*waiting_)});
+  ASSERT_EQ(behind->state(), TransferState::queued);
+  stall_.open();
+  static_cast<void>(world_.manager().poll());
+  EXPECT_TRUE(waiting_->job()->begun());
+  EXPECT_TRUE(behind->job()->begun());
+  behind->wait(10);
+}
+
 TEST_F(NotYetSubmitted, AWaitForAnEventThatIsNotRecordedWaitsForNothing) {
   ASSERT_EQ(waiting_->state(), TransferState::queued);
   const EventHandle promised = device_.create_event(false);  // to be recorded behind the copy

@@ -172,6 +172,27 @@ TEST_F(TransferTest, ARequestThatIsWrongNamesWhatIsWrong) {
   EXPECT_EQ(world_.stats(Direction::to_device).queued_bytes, 0U);
 }
 
+// Two copies without an order would write one block.
+TEST_F(TransferTest, ARestoreIntoOneBlockTwiceIsRefused) {
+  const auto offload = world_.offload({.blocks = {1, 2}});
+  offload->wait(10);
+  EXPECT_THROW(static_cast<void>(world_.restore({.blocks = {3, 3}}, *offload->result())),
+               InvalidArgument);
+  EXPECT_EQ(world_.stats(Direction::to_device).accepted, 0U);
+}
+
+TEST_F(TransferTest, ATransferOfNoBlocksIsRefusedBeforeItTakesAnything) {
+  for (const TransferKind kind : {TransferKind::offload, TransferKind::restore})
+    EXPECT_THROW(static_cast<void>(world_.manager().admit(kind, {}, false)), InvalidArgument);
+}
+
+TEST_F(TransferTest, WaitOnRefusesAnUnknownStreamAlsoWhenThereIsNothingToWaitFor) {
+  const auto transfer = world_.offload({.blocks = {1}});
+  transfer->wait(10);
+  const StreamHandle gone = Stream(world_.device_ptr()).handle();
+  EXPECT_THROW(transfer->wait_on(gone, std::nullopt), InvalidArgument);
+}
+
 // ---- waiting ----
 
 TEST_F(TransferTest, AWaitThatIsTooShortTimesOutAndTheTransferGoesOn) {
@@ -476,6 +497,16 @@ TEST_F(FailingTransferTest, AFailedCopyEndsFailedOnceItsGuardWasObservedAndTheMa
   EXPECT_NE(reports[0].error.find("scripted: copy"), std::string::npos);
   EXPECT_EQ(world_.stats(Direction::to_host).failed, 1U);
   EXPECT_EQ(world_.stored(3, 5)->size(), 1U);
+}
+
+// The lanes are kvmem's own, so there is a better way than to ask the same event for ever.
+TEST_F(FailingTransferTest, AQueryThatFailsOnALaneIsFollowedByANewEventThere) {
+  const auto transfer = world_.offload({.blocks = {1}});
+  const std::size_t recorded = device_->calls(CallKind::record).size();
+  device_->fail(CallKind::query, 1);
+  static_cast<void>(world_.manager().poll());
+  EXPECT_EQ(device_->calls(CallKind::record).size(), recorded + 1);
+  transfer->wait(10);
 }
 
 TEST_F(FailingTransferTest, CancelOfAFailedOneThatDrainsEndsFailed) {

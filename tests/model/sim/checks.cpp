@@ -6,22 +6,19 @@
 
 namespace kvmem::sim {
 
-namespace {
-
-template <class... Parts>
-void expect(bool condition, const Parts&... parts) {
-  if (!condition) throw Violation(text(parts...));
-}
-
-}  // namespace
-
 void Simulation::check() {
   note_ends();
   note_kernels();
   check_pool();
   check_tickets();
-  check_manager();
+  check_records();
+  const ManagerStats now = manager_->stats();
+  check_manager(now);
   check_no_reuse();
+  check_order();
+  check_windows(now);
+  check_wakes();
+  checked_at_ = device_->now();
   if (++steps_ % 16 == 0) check_bytes();
 }
 
@@ -80,6 +77,10 @@ void Simulation::check_pool() {
   }
   // What was granted and not yet taken is free in the table; what a waiting offload has is held.
   const PoolStats now = pool_->stats();
+  expect(now.peak_held >= std::max(now.slots.held, pool_seen_.peak_held) &&
+             now.peak_quarantined >= std::max(now.slots.quarantined, pool_seen_.peak_quarantined),
+         "a peak of the pool is not the highest");
+  pool_seen_ = now;
   if (!waiting_offloads_.empty()) {
     expect(now.slots.quarantined == expected.quarantined, "quarantined: ", now.slots.quarantined,
            ", expected ", expected.quarantined);
@@ -127,10 +128,17 @@ void Simulation::check_tickets() {
     }
     waits |= !granted;
   }
+  if (!waiting_offloads_.empty()) return;
+  const std::size_t waiters = static_cast<std::size_t>(std::ranges::count_if(
+      tickets_, [](const WaitingTicket& waiting) { return !waiting.ticket.granted(); }));
+  const PoolStats now = pool_->stats();
+  expect(now.waiters == waiters, "the pool has ", now.waiters, " waiters, expected ", waiters);
+  const Shortage shortage = pool_->shortage(1);
+  expect(shortage.free + granted_slots() == now.slots.free && shortage.largest == shape_.slots,
+         "a shortage names ", shortage.free, " free, ", shortage.largest, " the largest");
 }
 
-void Simulation::check_manager() {
-  const ManagerStats now = manager_->stats();
+void Simulation::check_manager(const ManagerStats& now) {
   std::set<BlockId> busy, written;
   std::array<std::size_t, 2> bytes{}, active{};
   for (const SimTransfer& transfer : transfers_) {
@@ -148,6 +156,13 @@ void Simulation::check_manager() {
            "direction ", i, " counts accepted ", one.accepted, " done ", one.done, " failed ",
            one.failed, " cancelled ", one.cancelled, ", expected ", expected.accepted, " ",
            expected.done, " ", expected.failed, " ", expected.cancelled);
+    expect(one.blocks_done == expected.blocks_done && one.bytes_done == expected.bytes_done &&
+               one.bytes_staged == expected.bytes_staged,
+           "direction ", i, " counts other blocks or bytes");
+    expect(one.queue_delay_total_us == expected.queue_delay_total_us &&
+               one.queue_delay_max_us == expected.queue_delay_max_us &&
+               one.guard_wait_total_us == expected.guard_wait_total_us,
+           "direction ", i, " adds up other delays");
     expect(one.active == active[i], "direction ", i, " has ", one.active, " active, expected ",
            active[i]);
     if (i == 1 || waiting_offloads_.empty())
@@ -157,8 +172,9 @@ void Simulation::check_manager() {
   expect(now.restoration_slots == written.size(), now.restoration_slots,
          " restoration slots, expected ", written.size());
   const auto ended = static_cast<std::size_t>(
-      std::ranges::count_if(unreported_, [](const auto& entry) { return entry.second; }));
+      std::ranges::count_if(unreported_, [](const auto& entry) { return entry.second.ended; }));
   expect(now.reports_waiting == ended, now.reports_waiting, " reports wait, expected ", ended);
+  expect(!waiting_offloads_.empty() || now.waiters == 0, "somebody waits for a bound");
   if (waiting_offloads_.empty())
     expect(now.reports_taken == unreported_.size(), now.reports_taken,
            " report places taken, expected ", unreported_.size());

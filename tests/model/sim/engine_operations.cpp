@@ -150,8 +150,9 @@ bool Simulation::fail(const Draw& draw) {
       DeviceCall::create_stream, DeviceCall::stream_id,  DeviceCall::create_event,
       DeviceCall::record,        DeviceCall::wait,       DeviceCall::query,
       DeviceCall::copy,          DeviceCall::event_time, DeviceCall::any};
-  device_->fail_nth(calls[draw[0] % calls.size()], 1 + draw[1] % 6,
-                    draw[2] % 2 == 0 ? Fault::refused : Fault::in_flight, 1 + draw[3] % 2);
+  Fault how = draw[2] % 2 == 0 ? Fault::refused : Fault::in_flight;
+  if (draw[2] % 8 == 0) how = Fault::lost;
+  device_->fail_nth(calls[draw[0] % calls.size()], 1 + draw[1] % 6, how, 1 + draw[3] % 2);
   faults_planned_ += 1 + draw[3] % 2;
   return true;
 }

@@ -14,7 +14,7 @@ WorldShape smallest_world() {
   shape.manager.max_transfers = 2;
   shape.manager.max_reports = 2;
   shape.manager.window_descriptors = 8;  // so that a transfer of three segments is sliced
-  shape.manager.timeline_records = 1;
+  shape.manager.timeline_records = 4;
   return shape;
 }
 

@@ -5,16 +5,6 @@ namespace kvmem::sim {
 
 namespace {
 
-template <class Error, class Call>
-void expect_throw(const char* what, Call&& call) {
-  try {
-    call();
-  } catch (const Error&) {
-    return;
-  }
-  throw Violation(text(what, " did not say so"));
-}
-
 constexpr double long_time = 1000;  // virtual seconds: far beyond what anything here takes
 
 }  // namespace
@@ -50,9 +40,12 @@ void Simulation::run(const Operation& operation) {
     if (apply(operation)) ++tally_.accepted[kind];
   } catch (const CopyFailed& error) {
     if (faults_planned_ == 0) throw Violation(text("without a fault: ", error.what()));
+  } catch (const DeviceLost& error) {
+    if (!device_->lost()) throw Violation(text("a device is not lost: ", error.what()));
   } catch (const Error& error) {
     throw Violation(text(name_of(operation.kind), " threw: ", error.what()));
   }
+  if (device_->lost()) static_cast<void>(lose(operation.draw));  // by a fault, within the call
   check();
 }
 
@@ -140,10 +133,16 @@ void Simulation::open() {
 void Simulation::open_manager() {
   manager_ = Manager::make(runtime_, cache_->layout(), pool_, shape_.manager);
   expected_ = {};
+  records_ = 0;
+  used_.clear();
 }
 
 void Simulation::lift() {
   device_->forget_faults();
+  lift_what_blocks();
+}
+
+void Simulation::lift_what_blocks() {
   device_->release_copies();
   for (auto& stalled : stalls_) {
     if (!stalled) continue;
@@ -168,6 +167,7 @@ void Simulation::let_all_end() {
   faults_planned_ = 0;
   note_kernels();
   if (!kernels_.empty()) throw Violation("a kernel of the engine's never ends");
+  check_uses();
 }
 
 void Simulation::count_faults() {
@@ -212,6 +212,10 @@ void Simulation::tear_down() {
   stored_.clear();
   kernels_.clear();
   unreported_.clear();
+  ended_now_.clear();
+  wakes_ = {};
+  pool_seen_ = {};
+  checked_at_ = 0;
   stalls_ = {};  // their events die with the device
   count_faults();
   faults_planned_ = faults_counted_ = 0;
@@ -254,17 +258,23 @@ bool Simulation::rebind(const Draw& draw) {
 }
 
 bool Simulation::close(const Draw& draw) {
+  device_->forget_faults();
   if (draw[0] % 2 == 0) lift();
   const CloseReport report = manager_->close(1e-6 * (draw[1] % 50), {});
-  std::size_t in_flight = 0;
+  std::size_t in_flight = 0, at_least = 0, at_most = 0;  // cancelled by the call
   for (SimTransfer& transfer : transfers_) {
     if (transfer.ended) continue;
     const TransferState state = transfer.job->state();
     in_flight += is_terminal(state) ? 0U : 1U;
     // What close() gave up on counts as cancelled by the engine.
     const bool given_up = !is_terminal(state) || state == TransferState::cancelled;
+    at_most += given_up ? 1U : 0U;
+    at_least += given_up && (!is_terminal(state) || !transfer.cancelled) ? 1U : 0U;
     transfer.cancelled |= given_up && !report.quiet;
   }
+  if (report.quiet) at_least = at_most = 0;
+  expect(report.cancelled >= at_least && report.cancelled <= at_most, "close() cancelled ",
+         report.cancelled, ", expected ", at_least, " to ", at_most);
   if (report.in_flight != in_flight) throw Violation("close() reports another count in flight");
   if (report.quiet && in_flight > 0) throw Violation("close() says quiet, and it is not");
   TransferRequest request;
@@ -273,6 +283,9 @@ bool Simulation::close(const Draw& draw) {
     static_cast<void>(manager_->admit(TransferKind::offload, request, true));
   });
   for (WaitingOffload& waiting : waiting_offloads_) {
+    expect(waiting.granted || wakes_.take(waiting.token) > 0,
+           "who waits is not woken by the close");
+    wakes_.forget(waiting.token);
     try {
       if (!waiting.admission.granted()) throw Violation("who waits is not told of the close");
     } catch (const Closed&) {
@@ -281,72 +294,16 @@ bool Simulation::close(const Draw& draw) {
   waiting_offloads_.clear();
   let_all_end();
   expect_quiet();
-  transfers_.clear();  // nobody asks any more
+  forget_transfers();  // nobody asks any more
   open_manager();
   return true;
 }
 
-// What was in flight is poisoned, what was observed complete stays readable, what comes later is
-// refused.
-void Simulation::lose_device(const Draw& draw) {
-  waiting_offloads_.clear();
-  tickets_.clear();
-  device_->lose();
-  std::set<SlotIndex> touched;
+void Simulation::forget_transfers() {
   for (const SimTransfer& transfer : transfers_) {
-    if (!transfer.ended) touched.insert(transfer.slots.begin(), transfer.slots.end());
+    if (transfer.token != 0) wakes_.forget(transfer.token);
   }
-  for (const Releasing& releasing : releasing_)
-    touched.insert(releasing.slots.begin(), releasing.slots.end());
-  for (int i = 0; i < 8; ++i) {
-    if (draw[0] % 2 == 0) device_->step();  // a lost device may go on writing
-    static_cast<void>(poll());
-  }
-  note_ends();
-  for (const SimTransfer& transfer : transfers_) {
-    if (!transfer.ended) throw Violation("a transfer goes on after its device was lost");
-  }
-  if (!unreported_.empty())
-    throw Violation("a tagged transfer of a lost device was never reported");
-  const SlotCounts slots = pool_->stats().slots;
-  if (slots.poisoned > touched.size()) throw Violation("slots are poisoned that no copy touched");
-  if (slots.quarantined > 0) throw Violation("a lost device leaves slots in quarantine");
-  if (slots.free + slots.held + slots.poisoned != slots.capacity)
-    throw Violation("slots are missing after the device was lost");
-  if (slots.free > 0) {
-    const auto free = pool_->try_acquire(slots.free);
-    for (std::size_t i = 0; i < slots.free; ++i) {
-      if (device_->may_touch(free.value().data(i), block_bytes))
-        throw Violation("a slot is free that a lost device may still touch");
-    }
-  }
-  for (const auto& copy : stored_) {
-    for (std::size_t i = 0; i < copy->size(); ++i) {
-      expect_bytes(copy->blocks().data(i), slot_keys_[copy->blocks().slots()[i]],
-                   "a copy made before the device was lost");
-    }
-  }
-  Wish wish;
-  wish.blocks = {0};
-  TransferRequest request;
-  request.blocks = wish.blocks;
-  try {
-    Admission admission = manager_->admit(TransferKind::offload, request, true);
-    if (admission.try_take()) {
-      const auto transfer = manager_->offload(request, std::move(admission));
-      for (int i = 0; i < 4; ++i) static_cast<void>(manager_->poll());
-      expect_throw<DeviceLost>("a transfer on a lost device", [&] { transfer->wait(1e-3); });
-    }
-  } catch (const DeviceLost&) {
-  }
-}
-
-bool Simulation::lose(const Draw& draw) {
-  lose_device(draw);
-  tear_down();
-  ++shape_.device.seed;
-  open();
-  return true;
+  transfers_.clear();
 }
 
 }  // namespace kvmem::sim

@@ -15,10 +15,10 @@ struct Entry {
 // In the order of Kind.
 constexpr std::array<Entry, kinds> table{
     {{"acquire", 50},  {"ticket", 16},       {"share", 25}, {"release", 70}, {"release_after", 20},
-     {"offload", 100}, {"offload_into", 25}, {"admit", 12}, {"restore", 90}, {"wait_on", 50},
+     {"offload", 100}, {"offload_into", 25}, {"admit", 24}, {"restore", 90}, {"wait_on", 50},
      {"wait", 25},     {"cancel", 20},       {"drop", 30},  {"poll", 130},   {"drain", 8},
      {"rebind", 5},    {"close", 4},         {"write", 80}, {"read", 60},    {"stall", 12},
-     {"step", 300},    {"advance", 40},      {"hold", 4},   {"fail", 8},     {"lose", 2}}};
+     {"step", 300},    {"advance", 40},      {"hold", 4},   {"fail", 5},     {"lose", 2}}};
 
 }  // namespace
 

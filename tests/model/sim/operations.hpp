@@ -45,7 +45,7 @@ struct Operation {
   std::array<std::uint32_t, 4> draw{};
 };
 
-// `weights` of the kinds decide how often each comes.
+// How often each kind comes is in the source.
 [[nodiscard]] std::vector<Operation> make_program(std::uint64_t seed, std::size_t operations);
 
 }  // namespace kvmem::sim

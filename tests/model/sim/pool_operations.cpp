@@ -13,7 +13,12 @@ bool Simulation::acquire(const Draw& draw) {
   if (leases_.size() == most_leases) return false;
   const std::size_t count = 1 + draw[0] % std::min<std::size_t>(pool_->capacity(), 3);
   const bool free = bounds_are_free(count, 0, false, false);
+  const PoolStats before = pool_->stats();
   auto blocks = pool_->try_acquire(count);
+  const PoolStats after = pool_->stats();
+  expect(after.acquired - before.acquired == (blocks ? count : 0) &&
+             after.refused - before.refused == (blocks ? 0 : 1),
+         "try_acquire is counted as another");
   if (waiting_offloads_.empty() && blocks.has_value() != free)
     throw Violation(free ? "try_acquire refused free slots" : "try_acquire overtook or overdrew");
   if (!blocks) return false;
@@ -34,22 +39,29 @@ void Simulation::leased(HostBlocks blocks) {
 bool Simulation::ticket(const Draw& draw) {
   if (!tickets_.empty() && tickets_.front().ticket.granted() && draw[0] % 2 == 0 &&
       leases_.size() < most_leases) {
+    const std::uint64_t before = pool_->stats().acquired;
     HostBlocks blocks = tickets_.front().ticket.take();
     if (blocks.size() != tickets_.front().wanted) throw Violation("a ticket gave another count");
+    expect(pool_->stats().acquired - before == blocks.size(), "a ticket is counted as another");
+    wakes_.forget(tickets_.front().token);
     tickets_.pop_front();
     leased(std::move(blocks));
     return true;
   }
   if (!tickets_.empty() && (tickets_.size() == most_tickets || draw[0] % 3 != 0)) {
-    tickets_.erase(
-        std::next(tickets_.begin(), static_cast<std::ptrdiff_t>(draw[1] % tickets_.size())));
+    const auto place =
+        std::next(tickets_.begin(), static_cast<std::ptrdiff_t>(draw[1] % tickets_.size()));
+    wakes_.forget(place->token);
+    tickets_.erase(place);
     return true;
   }
   // Now and then more than there is.
   const std::size_t wanted = 1 + draw[2] % (draw[3] % 8 == 0 ? pool_->capacity() + 1 : 3);
+  const std::uint64_t token = wakes_.ask();
   try {
-    tickets_.push_back({pool_->enqueue(wanted), wanted});
+    tickets_.push_back({pool_->enqueue(wanted, Waker(wakes_.list(), token)), wanted, token});
   } catch (const CapacityError&) {
+    wakes_.forget(token);
     if (wanted <= pool_->capacity()) throw Violation("a ticket that could be served was refused");
     return false;
   }
@@ -61,14 +73,21 @@ bool Simulation::share(const Draw& draw) {
   if (draw[0] % 2 == 0 && !leases_.empty() && leases_.size() < most_leases) {
     const HostBlocks& one = leases_[draw[1] % leases_.size()];
     const std::size_t first = draw[2] % one.size();
-    leases_.push_back(one.share(first, 1 + draw[3] % (one.size() - first)));
+    const std::size_t count = 1 + draw[3] % (one.size() - first);
+    HostBlocks shared = one.share(first, count);
+    expect(std::ranges::equal(shared.slots(), one.slots().subspan(first, count)),
+           "a share names other slots");
+    leases_.push_back(std::move(shared));
     return true;
   }
   if (stored_.empty() || stored_.size() >= most_stored) return false;
   const HostCopy& one = *stored_[draw[1] % stored_.size()];
   const std::size_t first = draw[2] % one.size();
-  stored_.push_back(
-      std::make_shared<HostCopy>(one.slice(first, 1 + draw[3] % (one.size() - first))));
+  const std::size_t count = 1 + draw[3] % (one.size() - first);
+  auto slice = std::make_shared<HostCopy>(one.slice(first, count));
+  expect(std::ranges::equal(slice->blocks().slots(), one.blocks().slots().subspan(first, count)),
+         "a slice names other slots");
+  stored_.push_back(std::move(slice));
   return true;
 }
 
@@ -117,6 +136,7 @@ bool Simulation::release_after(const Draw& draw) {
     if (mark.event) releasing.until.push_back(mark.event);
   }
   runtime_->release_after(blocks, marks);
+  expect(blocks.empty(), "release_after() left the blocks with their owner");
   leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(place));
   if (!releasing.until.empty()) releasing_.push_back(std::move(releasing));
   return true;

@@ -43,6 +43,17 @@ struct SimTransfer {
   TransferState end = TransferState::queued;
   unsigned waited = 0;  // engine streams that wait for all of it, a bit each
   std::array<unsigned, 2> waited_stage{};
+  std::uint64_t token = 0;  // woken by the end; 0: nobody asked
+  Nanoseconds requested = 0;
+
+  // What it runs behind; an event that is gone was reached.
+  std::vector<std::weak_ptr<Event>> after;
+  std::vector<std::uint64_t> behind;  // transfers, by seq
+  bool born_ready = false;            // nothing that it runs behind was pending at acceptance
+  bool ready = false;                 // is pending; as of the last check
+  bool begun = false;                 // the same
+  bool alone = false;                 // began before it was ready, so in a lane of its own
+  bool hurried = false;               // somebody waits for its submission: no window holds it back
 
   [[nodiscard]] bool touches(BlockId block) const {
     return std::ranges::find(blocks, block) != blocks.end();
@@ -64,15 +75,26 @@ struct Kernel {
   Content expected;
 };
 
+// A tagged transfer that was not reported yet.
+struct Unreported {
+  std::uint64_t seq;  // the tag
+  TransferKind kind;
+  bool ended = false;
+};
+
 struct WaitingTicket {
   PoolTicket ticket;
   std::size_t wanted;
+  std::uint64_t token;
 };
 
 struct WaitingOffload {
   Admission admission;
   std::vector<BlockId> blocks;
   bool tagged;
+  Nanoseconds requested;
+  std::uint64_t token;
+  bool granted;  // when last asked
 };
 
 }  // namespace kvmem::sim

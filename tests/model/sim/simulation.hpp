@@ -7,17 +7,12 @@
 
 #include <map>
 #include <set>
-#include <stdexcept>
 
-#include "base/error.hpp"
 #include "model/sim/operations.hpp"
 #include "model/sim/reference.hpp"
+#include "model/sim/wakes.hpp"
 
 namespace kvmem::sim {
-
-struct Violation : std::logic_error {
-  using std::logic_error::logic_error;
-};
 
 struct Tally {
   std::array<std::uint64_t, kinds> tried{}, accepted{};
@@ -73,13 +68,18 @@ class Simulation {
   // ---- the life of a world ----
   void open();
   void open_manager();
-  void lift();          // every stall, hold and planned fault
-  void let_all_end();   // and expects that it does
-  void let_go();        // of every lease, copy, handle and place in a queue
-  void expect_quiet();  // nothing held, nothing in flight, each report seen once
+  void lift();              // every stall, hold and planned fault
+  void lift_what_blocks();  // but for the faults
+  void let_all_end();       // and expects that it does
+  void let_go();            // of every lease, copy, handle and place in a queue
+  void expect_quiet();      // nothing held, nothing in flight, each report seen once
   void tear_down();
   void count_faults();
   void lose_device(const Draw& draw);
+  void expect_waiters_told_of_poison();
+  [[nodiscard]] std::set<SlotIndex> pending_slots();
+  void close_pool();
+  void forget_transfers();
 
   // ---- transfers ----
   struct Wish {
@@ -87,6 +87,7 @@ class Simulation {
     std::vector<BlockId> blocks;
     std::vector<SlotIndex> slots;  // given, not acquired
     std::vector<Content> contents;
+    std::optional<Nanoseconds> requested{};  // none: now
   };
   [[nodiscard]] std::vector<BlockId> some_blocks(const Draw& draw, std::size_t count);
   [[nodiscard]] TransferRequest request_for(const Wish& wish, std::uint32_t draw);
@@ -102,7 +103,14 @@ class Simulation {
   [[nodiscard]] SimTransfer* some_transfer(std::uint32_t draw, bool mostly_unfinished);
   void note_ends();
   void ended(SimTransfer& transfer);
+  [[nodiscard]] TimelineRecord expected_record(const SimTransfer& transfer) const;
   void offloaded(SimTransfer& transfer);
+  void hurry(SimTransfer& transfer);  // and all that it runs behind
+  [[nodiscard]] bool may_run(const SimTransfer& transfer);
+  [[nodiscard]] bool must_wait(const SimTransfer& transfer);
+  [[nodiscard]] bool is_staged() const {
+    return shape_.device.needs_pinned_host && !pool_->pinned();
+  }
   void restored(const SimTransfer& transfer);
 
   void leased(HostBlocks blocks);
@@ -124,8 +132,15 @@ class Simulation {
   void check();
   void check_pool();
   void check_tickets();
-  void check_manager();
+  void check_manager(const ManagerStats& now);
   void check_no_reuse();
+  void check_record(const TimelineRecord& record, const TimelineRecord& expected);
+  void check_records();  // of what ended since the last check
+  void check_uses();     // that each transfer's first use was recorded
+  void check_wakes();
+  void check_order();  // of submission
+  void check_windows(const ManagerStats& now);
+  void expect_submitted();  // all that can be
   void check_bytes();
   void expect_slots_were_free(std::span<const SlotIndex> slots);
   void expect_bytes(const std::byte* at, Key key, const char* what);
@@ -167,6 +182,7 @@ class Simulation {
   std::vector<TransferState> restore_ends_;  // by seq
   Key last_key_ = 0;
 
+  Wakes wakes_;
   std::vector<HostBlocks> leases_;
   std::vector<Releasing> releasing_;
   std::vector<std::shared_ptr<HostCopy>> stored_;
@@ -174,8 +190,13 @@ class Simulation {
   std::vector<std::unique_ptr<Kernel>> kernels_;
   std::list<WaitingTicket> tickets_;
   std::list<WaitingOffload> waiting_offloads_;
-  std::map<std::uint64_t, bool> unreported_;  // tagged transfers by id: has it ended?
-  std::array<DirectionStats, 2> expected_;    // accepted, done, failed, cancelled
+  std::map<std::uint64_t, Unreported> unreported_;  // tagged transfers by id
+  std::array<DirectionStats, 2> expected_;          // what adds up
+  std::vector<TimelineRecord> ended_now_;  // since the last check: what their records must say
+  std::uint64_t records_ = 0;              // that the timeline was given
+  std::map<std::uint64_t, bool> used_;     // by id: was waited for; all of it at first?
+  Nanoseconds checked_at_ = 0;
+  PoolStats pool_seen_;
 };
 
 }  // namespace kvmem::sim

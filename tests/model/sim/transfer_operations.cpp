@@ -89,6 +89,11 @@ template <class Start>
 bool Simulation::start(const Wish& wish, const TransferRequest& request, Start&& start) {
   const std::vector<SimTransfer*> in_the_way = conflicts(wish, request.after);
   std::shared_ptr<Transfer> made;
+  for (SimTransfer& other : transfers_) {  // a demand transfer is not to wait for them
+    const bool named =
+        std::ranges::find(request.after.transfers, other.job) != request.after.transfers.end();
+    if (named && request.priority == Priority::demand) hurry(other);
+  }
   try {
     made = start();
   } catch (const Busy&) {
@@ -122,7 +127,20 @@ void Simulation::accepted(const Wish& wish, const TransferRequest& request,
     else
       slot_keys_[transfer.slots[i]] = 0;
   }
-  if (transfer.tagged) unreported_[transfer.job->id] = false;
+  transfer.requested = wish.requested.value_or(device_->now());
+  transfer.after.assign(request.after.events.begin(), request.after.events.end());
+  for (const SimTransfer& other : transfers_) {
+    const bool named =
+        std::ranges::find(request.after.transfers, other.job) != request.after.transfers.end();
+    if (named) transfer.behind.push_back(other.seq);
+  }
+  transfer.ready = transfer.born_ready = may_run(transfer);
+  if (last_seq_ % 2 == 0) {
+    transfer.token = wakes_.ask();
+    transfer.handle->wake(wakes_.list(), transfer.token);
+  }
+  if (transfer.tagged)
+    unreported_.emplace(transfer.job->id, Unreported{transfer.seq, transfer.job->kind});
   ++expected_[wish.restores ? 1 : 0].accepted;
   transfers_.push_back(std::move(transfer));
 }
@@ -168,21 +186,25 @@ bool Simulation::admit(const Draw& draw) {
     WaitingOffload& first = waiting_offloads_.front();
     const bool alone = waiting_offloads_.size() == 1 && tickets_.empty();
     const bool room = alone && first.admission.has_room();
-    const bool granted = first.admission.granted();
+    const bool granted = first.granted;
     if (room && !granted) throw Violation("an admission waits for what is free");
     if (!granted && draw[0] % 4 != 0) return false;
     WaitingOffload going = std::move(first);
+    wakes_.forget(going.token);
     waiting_offloads_.erase(waiting_offloads_.begin());
     if (!granted) return true;  // gives its place up
     Wish wish;
     wish.blocks = going.blocks;
     wish.contents = contents_of(wish.blocks);
+    wish.requested = going.requested;
     // Without its own tag: the place for a report was taken with the admission.
     TransferRequest request = request_for(wish, draw[2] & ~2U);
     if (!going.tagged) request.tag.reset();
     return start(wish, request,
                  [&] { return manager_->offload(request, std::move(going.admission)); });
   }
+  // Seldom, for who waits makes the checks on bounds weaker.
+  if (draw[3] % 3 != 0) return false;
   Wish wish;
   wish.blocks = some_blocks(draw, 1 + draw[1] % 3);
   if (wish.blocks.empty() || wish.blocks.size() > pool_->capacity() ||
@@ -193,8 +215,10 @@ bool Simulation::admit(const Draw& draw) {
   const bool tagged = draw[2] % 2 == 0;
   if (tagged) request.tag = Tag(std::int64_t{0});
   Admission admission = manager_->admit(TransferKind::offload, request, true);
-  static_cast<void>(admission.granted());  // joins
-  waiting_offloads_.push_back({std::move(admission), wish.blocks, tagged});
+  const std::uint64_t token = wakes_.ask();
+  const bool granted = admission.granted(wakes_.list(), token);  // joins
+  waiting_offloads_.push_back(
+      {std::move(admission), wish.blocks, tagged, device_->now(), token, granted});
   return true;
 }
 
@@ -238,12 +262,13 @@ bool Simulation::wait_on(const Draw& draw) {
   if (!transfer) return false;
   // What is staged, or has lost its guard, is submitted only when other copies have ended: behind
   // these the call would wait for ever, as it should.
-  if (transfer->job->staged() || faults_planned_ > 0) lift();
+  if (transfer->job->staged() || faults_planned_ > 0) lift_what_blocks();
   const unsigned stream = draw[1] % 2;
   std::optional<std::int64_t> stage;
   if (draw[2] % 3 == 0) stage = stages[0];
   if (draw[2] % 3 == 1) stage = stages[1];
   const bool all = !transfer->restores || stage != stages[0];
+  hurry(*transfer);
   try {
     transfer->handle->wait_on(streams_[stream].handle(), transfer->restores ? stage : std::nullopt);
   } catch (const Cancelled&) {
@@ -253,6 +278,7 @@ bool Simulation::wait_on(const Draw& draw) {
     if (transfer->end == TransferState::failed) return false;  // its own error
     throw;
   }
+  if (shape_.manager.timeline) used_.emplace(transfer->job->id, all);
   transfer->waited_stage[stream] = 1;
   if (all) transfer->waited |= 1U << stream;
   return true;
@@ -261,10 +287,21 @@ bool Simulation::wait_on(const Draw& draw) {
 bool Simulation::wait(const Draw& draw) {
   SimTransfer* const transfer = some_transfer(draw[0], false);
   if (!transfer) return false;
+  if (draw[2] % 4 == 0 && transfer->token != 0) {
+    transfer->handle->unwake(wakes_.list(), transfer->token);
+    wakes_.forget(std::exchange(transfer->token, 0));
+  } else if (transfer->token == 0) {
+    transfer->token = wakes_.ask();
+    transfer->handle->wake(wakes_.list(), transfer->token);
+  }
   TransferState seen = TransferState::done;
+  const Nanoseconds begun = device_->now();
+  const unsigned microseconds = draw[1] % 20;
   try {
-    transfer->handle->wait(1e-6 * (draw[1] % 20));
+    transfer->handle->wait(1e-6 * microseconds);
   } catch (const TimedOut&) {
+    const Nanoseconds waited = device_->now() - begun, asked = 1000 * Nanoseconds{microseconds};
+    expect(waited >= asked - 1 && waited <= asked, "wait() gave up after ", waited, " of ", asked);
     return false;
   } catch (const Cancelled&) {
     seen = TransferState::cancelled;
@@ -297,9 +334,14 @@ bool Simulation::drop(const Draw& draw) {
 }
 
 bool Simulation::poll() {
-  for (const Report& report : manager_->poll()) {
+  const std::vector<Report> reports = manager_->poll();
+  expect_submitted();
+  for (const Report& report : reports) {
     const auto known = unreported_.find(report.id);
     if (known == unreported_.end()) throw Violation("a report that nobody waits for");
+    if (report.tag != Tag(static_cast<std::int64_t>(known->second.seq)) ||
+        report.kind != known->second.kind)
+      throw Violation("a report with another tag or kind");
     if (!is_terminal(report.state)) throw Violation("a report of a transfer that goes on");
     if (report.error.empty() != (report.state != TransferState::failed))
       throw Violation("a report's error and state differ");
@@ -310,93 +352,6 @@ bool Simulation::poll() {
     unreported_.erase(known);
   }
   return true;
-}
-
-// ---- ends ----
-
-void Simulation::note_ends() {
-  std::vector<SimTransfer*> now;
-  for (SimTransfer& transfer : transfers_) {
-    if (transfer.ended) {
-      if (transfer.job->state() != transfer.end) throw Violation("a terminal state was left");
-      continue;
-    }
-    if (unfinished(transfer)) continue;
-    transfer.ended = true;
-    transfer.end = transfer.job->state();
-    restore_ends_[transfer.seq] = transfer.end;
-    now.push_back(&transfer);
-  }
-  for (SimTransfer* const transfer : now) ended(*transfer);
-  // The oldest that ended make room.
-  std::size_t over = transfers_.size() - std::min(transfers_.size(), most_remembered);
-  for (SimTransfer& transfer : transfers_) {
-    if (over == 0) break;
-    if (!transfer.ended) continue;
-    transfer.handle.reset();
-    --over;
-  }
-  std::erase_if(transfers_,
-                [](const SimTransfer& transfer) { return transfer.ended && !transfer.handle; });
-}
-
-void Simulation::ended(SimTransfer& transfer) {
-  DirectionStats& expected = expected_[transfer.restores ? 1 : 0];
-  const auto unreported = unreported_.find(transfer.job->id);  // not if just reported
-  if (unreported != unreported_.end()) unreported->second = true;
-  switch (transfer.end) {
-    case TransferState::cancelled:
-      if (!transfer.cancelled) throw Violation("cancelled, and nobody cancelled");
-      ++expected.cancelled;
-      ++tally_.cancelled;
-      return;
-    case TransferState::failed:
-      if (faults_planned_ == 0 && !device_->lost()) throw Violation("failed without a fault");
-      ++expected.failed;
-      ++tally_.failed;
-      return;
-    default:
-      break;
-  }
-  if (transfer.cancelled) throw Violation("a cancelled transfer ended done");
-  ++expected.done;
-  ++tally_.done;
-  if (transfer.restores)
-    restored(transfer);
-  else
-    offloaded(transfer);
-}
-
-void Simulation::offloaded(SimTransfer& transfer) {
-  if (!transfer.handle) return;  // nobody has the blocks
-  auto copy = transfer.handle->result();
-  transfer.result = copy;
-  const HostBlocks& blocks = copy->blocks();
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const SlotIndex slot = blocks.slots()[i];
-    if (slot != transfer.slots[i]) throw Violation("the result names other slots");
-    const bool written_again = std::ranges::any_of(transfers_, [&](const SimTransfer& later) {
-      return later.seq > transfer.seq && !later.restores &&
-             std::ranges::find(later.slots, slot) != later.slots.end();
-    });
-    if (written_again) continue;
-    const Key key = key_of(transfer.contents[i]);
-    if (key != 0) expect_bytes(blocks.data(i), key, "an offloaded block");
-    BlockBytes bytes;
-    std::memcpy(bytes.data(), blocks.data(i), block_bytes);
-    slot_keys_[slot] = key != 0 ? key : new_key(bytes);
-  }
-  if (stored_.size() < most_stored) stored_.push_back(std::move(copy));
-}
-
-void Simulation::restored(const SimTransfer& transfer) {
-  for (std::size_t i = 0; i < transfer.blocks.size(); ++i) {
-    const BlockId block = transfer.blocks[i];
-    const Content& now = content_[static_cast<std::size_t>(block)];
-    if (now.restore != transfer.seq || now.key == 0) continue;  // written again since, or unknown
-    const BlockBytes there = cache_->read(block);
-    expect_bytes(there.data(), now.key, "a restored block");
-  }
 }
 
 }  // namespace kvmem::sim

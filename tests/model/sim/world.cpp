@@ -29,7 +29,7 @@ WorldShape shape_of(std::uint64_t seed) {
   shape.manager.staging_pieces = one_of(1, 2);
   shape.manager.staging_piece_bytes = slot_alignment_bytes;
   shape.manager.timeline = one_of(0, 3) == 0;
-  shape.manager.timeline_records = 8;
+  shape.manager.timeline_records = 2 * shape.manager.max_transfers + one_of(0, 2);
   return shape;
 }
 
