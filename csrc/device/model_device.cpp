@@ -9,14 +9,14 @@ ModelDevice::Lock ModelDevice::lock() const {
   return Lock(mutex_);
 }
 
-ModelDevice::Entered ModelDevice::enter(DeviceCall) { return {lock()}; }
+ModelDevice::Entered ModelDevice::enter(const Asked&) { return {lock()}; }
 
 void ModelDevice::Entered::end(const char* call) const {
   if (fails) throw CopyFailed(text(call, ": the device was told to fail"));
 }
 
 StreamHandle ModelDevice::create_stream() {
-  const Entered entered = enter(DeviceCall::create_stream);
+  const Entered entered = enter({DeviceCall::create_stream});
   entered.end("create_stream");
   return model_.create_stream();
 }
@@ -32,13 +32,13 @@ void ModelDevice::destroy_stream(StreamHandle stream) noexcept {
 }
 
 std::uint64_t ModelDevice::stream_id(StreamHandle stream) {
-  const Entered entered = enter(DeviceCall::stream_id);
+  const Entered entered = enter({DeviceCall::stream_id, stream});
   entered.end("stream_id");
   return model_.stream_id(stream);
 }
 
 EventHandle ModelDevice::create_event(bool timing) {
-  const Entered entered = enter(DeviceCall::create_event);
+  const Entered entered = enter({DeviceCall::create_event});
   entered.end("create_event");
   return model_.create_event(timing);
 }
@@ -56,15 +56,15 @@ void ModelDevice::destroy_event(EventHandle event) noexcept {
 void ModelDevice::record(EventHandle event, StreamHandle stream) {
   bool reached = false;
   {
-    const Entered entered = enter(DeviceCall::record);
-    if (entered.happens) reached = model_.record(event, stream, now());
+    const Entered entered = enter({DeviceCall::record, stream, event});
+    if (entered.happens) reached = model_.record(event, stream, now_with_lock());
     entered.end("record");
   }
   if (reached) progress().bump();
 }
 
 void ModelDevice::wait(StreamHandle stream, EventHandle event) {
-  const Entered entered = enter(DeviceCall::wait);
+  const Entered entered = enter({DeviceCall::wait, stream, event});
   if (entered.happens) model_.wait(stream, event);
   entered.end("wait");
 }
@@ -72,7 +72,7 @@ void ModelDevice::wait(StreamHandle stream, EventHandle event) {
 EventState ModelDevice::query(EventHandle event) noexcept {
   if (mark_.forked()) return EventState::lost;
   try {
-    const Entered entered = enter(DeviceCall::query);
+    const Entered entered = enter({DeviceCall::query, 0, event});
     if (entered.fails) return EventState::failed;
     return model_.done(event) ? EventState::done : EventState::pending;
   } catch (const DeviceLost&) {
@@ -88,7 +88,7 @@ bool ModelDevice::recorded(EventHandle event) const {
 }
 
 Nanoseconds ModelDevice::event_time(EventHandle event) {
-  const Entered entered = enter(DeviceCall::event_time);
+  const Entered entered = enter({DeviceCall::event_time, 0, event});
   entered.end("event_time");
   return model_.reached_at(event);
 }
@@ -101,7 +101,7 @@ void ModelDevice::record_unsignalled(EventHandle event) {
 void ModelDevice::signal(EventHandle event) {
   {
     const Lock held = lock();
-    model_.signal(event, now());
+    model_.signal(event, now_with_lock());
     freed_with_lock();
   }
   progress().bump();

@@ -20,6 +20,7 @@ enum class DeviceCall : std::uint8_t {
   record,
   wait,
   query,
+  recorded,  // only by a test's own device
   event_time,
   copy,
   any,  // whichever comes
@@ -56,11 +57,18 @@ class ModelDevice : public Device {
     void end(const char* call) const;  // throws CopyFailed if it is to fail
   };
 
+  struct Asked {
+    DeviceCall call;
+    StreamHandle stream = 0;  // where the call names one
+    EventHandle event = 0;
+  };
+
   explicit ModelDevice(const char* name) : name_(name) {}  // in messages
 
   // In a forked child the lock may be locked for ever: throws Forked there.
   [[nodiscard]] Lock lock() const;
-  [[nodiscard]] virtual Entered enter(DeviceCall call);
+  [[nodiscard]] virtual Entered enter(const Asked& asked);
+  [[nodiscard]] virtual Nanoseconds now_with_lock() const { return now(); }
   // Streams may have been set free, with the lock or without.
   virtual void freed_with_lock() {}
   virtual void freed() {}

@@ -86,7 +86,7 @@ class ModelledDevice final : public VirtualDevice {
   }
 
  private:
-  [[nodiscard]] Entered enter(DeviceCall call) override;
+  [[nodiscard]] Entered enter(const Asked& asked) override;
   void freed_with_lock() override { start_runnable(); }
   void expect_pinned(const CopyDescriptors& batch, Direction direction) const;
   void start_runnable();
@@ -117,9 +117,9 @@ ModelledDevice::ModelledDevice(const VirtualOptions& options)
   info_.has_bytes = options.moves_bytes;
 }
 
-ModelledDevice::Entered ModelledDevice::enter(DeviceCall call) {
+ModelledDevice::Entered ModelledDevice::enter(const Asked& asked) {
   Entered entered{lock()};
-  if (const auto verdict = plan_.next(call)) {
+  if (const auto verdict = plan_.next(asked.call)) {
     entered.fails = true;
     entered.happens = *verdict == Fault::in_flight;
     if (*verdict == Fault::lost) lost_ = true;
@@ -132,7 +132,7 @@ ModelledDevice::Entered ModelledDevice::enter(DeviceCall call) {
 
 void ModelledDevice::copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
                           StreamHandle stream) {
-  const Entered entered = enter(DeviceCall::copy);
+  const Entered entered = enter({DeviceCall::copy, stream});
   static_cast<void>(model_.stream_id(stream));
   if (batch.count > 0) expect_descriptors(batch, info_);
   if (options_.needs_pinned_host) expect_pinned(batch, direction);
@@ -243,7 +243,7 @@ void ModelledDevice::sleep(std::uint64_t seen, Nanoseconds at_most, bool help) {
 // ---- memory ----
 
 void* ModelledDevice::allocate(std::size_t bytes) {
-  const Entered entered = enter(DeviceCall::allocate);
+  const Entered entered = enter({DeviceCall::allocate});
   const std::size_t free = info_.memory_bytes - std::min(allocated_bytes_, info_.memory_bytes);
   const Shortage shortage{
       "bytes of the virtual device", bytes, free, info_.memory_bytes, allocated_bytes_, 0};
@@ -264,7 +264,7 @@ void ModelledDevice::deallocate(void* base, std::size_t bytes) noexcept {
 }
 
 void ModelledDevice::pin(void* base, std::size_t bytes) {
-  const Entered entered = enter(DeviceCall::pin);
+  const Entered entered = enter({DeviceCall::pin});
   const auto* const first = static_cast<const std::byte*>(base);
   KVMEM_EXPECTS(bytes > 0 && bytes % slot_alignment_bytes == 0 &&
                     reinterpret_cast<std::uintptr_t>(base) % slot_alignment_bytes == 0,

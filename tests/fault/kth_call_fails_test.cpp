@@ -17,9 +17,9 @@ struct Fault {
 };
 
 std::string name_of(const Fault& fault) {  // in the order of the enumerations
-  constexpr const char* kinds[] = {"CreateStream", "StreamId", "CreateEvent", "Record",
-                                   "Wait",         "Query",    "Recorded",    "EventTime",
-                                   "Copy",         "Pin",      "AnyCall"};
+  constexpr const char* kinds[] = {"Allocate",    "Pin",       "CreateStream", "StreamId",
+                                   "CreateEvent", "Record",    "Wait",         "Query",
+                                   "Recorded",    "EventTime", "Copy",         "AnyCall"};
   constexpr const char* ways[] = {"Refused", "InFlight", "NoMemory", "Lost"};
   constexpr const char* memories[] = {"", "Pinned", "Staged"};
   return text(kinds[static_cast<std::size_t>(fault.kind)],
@@ -73,7 +73,7 @@ std::vector<Fault> all_faults() {
   const ScenarioOptions timed{.timeline = true};
   const ScenarioOptions staged{.memory = HostMemory::staged, .timeline = true};
   const ScenarioOptions pinned{.memory = HostMemory::pinned};
-  using enum CallKind;
+  using enum DeviceCall;
   std::vector<Fault> faults;
   for (const CallKind kind : {create_stream, stream_id, create_event, record, wait, query, recorded,
                               event_time, copy, any}) {
