@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
+#include "support/sanitizers.hpp"
 
 namespace kvmem {
 namespace {
@@ -284,6 +285,7 @@ TEST_F(VirtualDeviceTest, PageableMemoryIsRefusedWherePinnedIsNeeded) {
 // ---- memory and time without bytes and threads ----
 
 TEST_F(VirtualDeviceTest, TerabytesOfAddressesCostNoMemoryAndNoBytesMove) {
+  if (test::thread_sanitized) GTEST_SKIP() << "TSan leaves no terabytes of addresses";
   VirtualOptions options = simple();
   options.moves_bytes = false;
   open(options);
@@ -340,11 +342,10 @@ TEST_F(VirtualDeviceTest, ACopyOfYearsTakesNoRealTime) {
 }
 
 TEST_F(VirtualDeviceTest, TheClockHasAnEndAndSaysSo) {
-  open({.bytes_per_second = 1, .moves_bytes = false});
-  auto* const base = static_cast<std::byte*>(device_->allocate(std::size_t{2} << 40));
-  OneCopy one(base, base + (std::size_t{1} << 40), std::size_t{1} << 40);
+  open({.latency = VirtualDevice::latest / 3 * 2});
+  OneCopy one(target_.data(), source_.data(), 5000);
   copy(one);
-  copy(one);
+  copy(one);  // begins when the first has ended
   while (device_->step()) {
   }
   EXPECT_EQ(device_->now(), VirtualDevice::latest);
@@ -353,7 +354,6 @@ TEST_F(VirtualDeviceTest, TheClockHasAnEndAndSaysSo) {
   device_->advance(0);
   device_->sleep(device_->progress().value(), 1000, true);
   EXPECT_EQ(device_->now(), VirtualDevice::latest);
-  device_->deallocate(base, std::size_t{2} << 40);
 }
 
 TEST_F(VirtualDeviceTest, MemoryGivenBackUnderACopyIsLeakedNotUnmapped) {

@@ -20,18 +20,13 @@
 #include "base/error.hpp"
 #include "support/allocation_faults.hpp"
 #include "support/offload_world.hpp"
+#include "support/sanitizers.hpp"
 
 namespace kvmem::test {
 
 // Every k in the plain builds. Under the sanitizers every so many, and of the calls of which there
 // are thousands still fewer.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool sanitized = true;
-constexpr std::size_t stride_of_many = 17, stride_of_few = 3;
-#else
-constexpr bool sanitized = false;
-constexpr std::size_t stride_of_many = 1, stride_of_few = 1;
-#endif
+constexpr std::size_t stride_of_many = sanitized ? 17 : 1, stride_of_few = sanitized ? 3 : 1;
 
 enum class HostMemory : std::uint8_t {
   ordinary,  // the device asks for nothing
