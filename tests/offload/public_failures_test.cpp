@@ -17,6 +17,7 @@
 #include "device/virtual_device.hpp"
 #include "support/offload_world.hpp"
 #include "support/sanitizers.hpp"
+#include "support/wait_for.hpp"
 
 namespace kvmem::test {
 namespace {
@@ -135,13 +136,20 @@ TEST(PublicFailures, AStoreIsNotDoneBeforeItsLastChunk) {
 TEST(PublicFailures, ATransferEndedHalfWayGivesEachBlockBackOnce) {
   ManagerConfig config;
   config.window_bytes = smallest_window_bytes;
-  const auto device = std::make_shared<ScriptedDevice>();
+  const auto device = std::make_shared<ScriptedDevice>(ScriptedOptions{.runs_in_sleep = true});
   World world(device, {.device_blocks = 100, .slots = 100, .config = config});
   auto transfer = world.offload({.blocks = first_blocks(100)});
+  // The reaper may be the one to submit the next slice, so it is there in a moment.
   for (int slices = 0; slices < 3; ++slices) {
-    ASSERT_TRUE(device->run_one());
-    static_cast<void>(world.manager().poll());
+    ASSERT_TRUE(comes_true([&] {
+      static_cast<void>(world.manager().poll());
+      return device->run_one();
+    }));
   }
+  ASSERT_TRUE(comes_true([&] {
+    static_cast<void>(world.manager().poll());
+    return device->pending_copies() > 0;
+  }));
   EXPECT_EQ(transfer->cancel(), CancelOutcome::draining);
   EXPECT_EQ(transfer->cancel(), CancelOutcome::draining);
   transfer.reset();
