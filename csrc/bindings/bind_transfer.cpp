@@ -128,7 +128,10 @@ void bind_host_copy(py::module_& module) {
 
 py::object result(const py::object& self) {
   auto& transfer = self.cast<Transfer&>();
-  auto copy = transfer.result();
+  auto copy = [&] {
+    const Unlocked unlocked;  // it may wait for another thread that asks the device
+    return transfer.result();
+  }();
   if (!copy) return py::none();
   // The same object every time, so that releasing it once is releasing it.
   if (!py::hasattr(self, "_result"))

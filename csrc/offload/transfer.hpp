@@ -74,8 +74,8 @@ class Transfer {
   void wait(std::optional<double> timeout_seconds, const Runtime::Interrupt& interrupt = {});
   void expect_done() const;  // throws NotDone before the end, the transfer's error after it
 
-  // An offload's copy, the same object every time; null for a restore. Throws what expect_done()
-  // throws.
+  // An offload's copy, the same object every time; null for a restore. Asks the device once more
+  // before it throws NotDone; throws what expect_done() throws.
   [[nodiscard]] std::shared_ptr<HostCopy> result();
 
   CancelOutcome cancel();

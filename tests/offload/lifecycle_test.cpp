@@ -1,6 +1,7 @@
 // The manager as a whole: drain, rebind, close, with and without a reaper, staged pools, the
 // timeline.
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -188,6 +189,38 @@ TEST(Close, DoesNotTakeTheResultOfATransferThatEndsMeanwhile) {
   ASSERT_EQ(ending->state(), TransferState::done);
   ASSERT_FALSE(ending->result()->released());
   EXPECT_TRUE(CacheMemory::holds(ending->result()->blocks(), 0, 1));
+}
+
+TEST_F(LifecycleTest, WhoSawALaterEndMayAskForAnEarlierResult) {
+  // The later one is on a lane that is asked first. Between the two ends another thread, which saw
+  // that one, asks for the result of the earlier one.
+  const auto device = std::make_shared<ScriptedDevice>();
+  World world(device, {.config = without_reaper()});
+  const auto earlier = world.offload({.blocks = {1}});
+  const auto later = world.offload({.blocks = {2}, .after = world.after_transfer(*earlier)});
+  device->run_all();
+  std::atomic<int> refused{0};
+  std::atomic<bool> asked{false};
+  std::thread asking;
+  device->before_each_look_at_the_clock([&] {
+    if (!later->done() || earlier->done() || asking.joinable()) return;
+    asking = std::thread([&] {
+      asked = true;
+      try {
+        static_cast<void>(earlier->result());
+      } catch (const NotDone&) {
+        ++refused;
+      }
+    });
+    // Long enough to be refused, were it not to wait for its turn.
+    static_cast<void>(comes_true([&] { return asked.load(); }));
+    for (int i = 0; i < 1000 && refused == 0; ++i) std::this_thread::yield();
+  });
+  static_cast<void>(world.manager().poll());
+  device->before_each_look_at_the_clock({});
+  ASSERT_TRUE(asking.joinable()) << "the later end did not come first";
+  asking.join();
+  EXPECT_EQ(refused, 0);
 }
 
 // ---- without and with a reaper ----

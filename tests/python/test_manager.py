@@ -590,7 +590,6 @@ def test_a_transfer_named_in_after_is_not_in_the_way(cache: Cache) -> None:
     again = cache.manager.offload([5], after=[writing], priority="demand")
     gate.open()
     again.wait(PATIENCE)
-    reading.wait(PATIENCE)  # has ended on the device; the reaper may be about to say so
     assert (reading.result().blocks[0] == cache.expected(90)).all()
     assert (again.result().blocks[0] == cache.expected(70)).all()
 
