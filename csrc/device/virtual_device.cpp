@@ -288,6 +288,7 @@ void ModelledDevice::unpin(void* base, std::size_t bytes) noexcept {
 void ModelledDevice::fail_nth(DeviceCall call, std::uint64_t nth, Fault how, std::uint64_t times) {
   KVMEM_EXPECTS(nth > 0, "nth is 0: calls are counted from 1");
   KVMEM_EXPECTS(times > 0, "times is 0: at least 1");
+  KVMEM_EXPECTS(call != DeviceCall::recorded, "recorded() cannot be made to fail here");
   const Lock held = lock();
   plan_.add(call, nth, how, times);
 }

@@ -395,6 +395,7 @@ TEST_F(VirtualDeviceTest, OptionsThatMeanNothingAreRefusedByName) {
   EXPECT_THROW(device_->advance(-1), InvalidArgument);
   EXPECT_THROW(device_->fail_nth(DeviceCall::copy, 0, Fault::refused), InvalidArgument);
   EXPECT_THROW(device_->fail_nth(DeviceCall::copy, 1, Fault::refused, 0), InvalidArgument);
+  EXPECT_THROW(device_->fail_nth(DeviceCall::recorded, 1, Fault::refused), InvalidArgument);
 }
 
 }  // namespace
