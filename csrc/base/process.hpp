@@ -7,22 +7,37 @@
 // nothing, unmap nothing: the kernel reclaims it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace kvmem {
 
+namespace detail {  // read by every call, so they are read in place
+extern std::atomic<std::uint32_t> fork_generation;
+extern std::atomic<bool> exiting;
+[[noreturn]] void throw_forked(const char* what);
+}  // namespace detail
+
+[[nodiscard]] inline bool process_is_exiting() noexcept {
+  return detail::exiting.load(std::memory_order_acquire);
+}
+void set_process_exiting() noexcept;  // also called by an atexit handler of ours
+
 class ProcessMark {  // made by the process that may use the object that carries it
  public:
   ProcessMark() noexcept;
-  [[nodiscard]] bool forked() const noexcept;  // this is a child of the process that made the mark
-  void expect_same_process(const char* what) const;  // throws Forked
-  [[nodiscard]] bool must_leak() const noexcept;     // forked, or exiting: touch nothing
+  // This is a child of the process that made the mark.
+  [[nodiscard]] bool forked() const noexcept {
+    return generation_ != detail::fork_generation.load(std::memory_order_relaxed);
+  }
+  void expect_same_process(const char* what) const {  // throws Forked
+    if (forked()) detail::throw_forked(what);
+  }
+  // Forked, or exiting: touch nothing.
+  [[nodiscard]] bool must_leak() const noexcept { return forked() || process_is_exiting(); }
 
  private:
   std::uint32_t generation_;
 };
-
-[[nodiscard]] bool process_is_exiting() noexcept;
-void set_process_exiting() noexcept;  // also called by an atexit handler of ours
 
 }  // namespace kvmem

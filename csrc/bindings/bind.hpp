@@ -13,6 +13,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/gil.hpp"
+#include "bindings/light_type.hpp"
 #include "device/model_device.hpp"
 #include "offload/manager.hpp"
 
@@ -23,6 +24,7 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 void bind_device(py::module_& module);
 void bind_testing(py::module_& module);
+void bind_blocks(py::module_& module);
 void bind_pool(py::module_& module);
 void bind_layout(py::module_& module);
 void bind_transfer(py::module_& module);
@@ -68,6 +70,14 @@ struct PyBlocks {
     return blocks;
   }
 };
+
+}  // namespace kvmem::bindings
+
+template <>
+class pybind11::detail::type_caster<kvmem::bindings::PyBlocks>
+    : public kvmem::bindings::LightCaster<kvmem::bindings::PyBlocks> {};
+
+namespace kvmem::bindings {
 
 // ---- arguments ----
 

@@ -54,7 +54,7 @@ struct Draft {
 
 HostBlocks into_argument(const Manager& manager, const py::object& into) {
   if (into.is_none()) return {};
-  if (py::isinstance<PyBlocks>(into)) return into.cast<PyBlocks&>().held().share();
+  if (LightType<PyBlocks>::is(into)) return LightType<PyBlocks>::of(into.ptr()).held().share();
   std::vector<SlotIndex> slots;
   for (const std::int64_t slot : ids_argument("into", into)) {
     KVMEM_EXPECTS(slot >= 0 && slot < manager.pool()->capacity(), "into: slot ", slot,

@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "base/check.hpp"
 #include "bindings/bind.hpp"
 
@@ -27,96 +25,6 @@ py::dict slot_counts(const SlotCounts& counts) {
 }
 
 namespace {
-
-std::unique_ptr<PyBlocks> wrap(const std::shared_ptr<Runtime>& runtime, HostBlocks blocks) {
-  return std::make_unique<PyBlocks>(PyBlocks{runtime, std::move(blocks)});
-}
-
-// ---- HostBlocks ----
-
-py::array block_view(const PyBlocks& self, const py::object& index) {
-  const std::size_t i = index_argument(index, self.held().size());
-  expect_bytes("a view of a block", self.runtime->device());
-  std::byte* const data = self.blocks.data(i);
-  const std::size_t bytes = self.blocks.block_bytes();
-  return bytes_view(data, bytes, py::cast(wrap(self.runtime, self.blocks.share(i, 1))));
-}
-
-py::array gather(const PyBlocks& self, const py::object& out) {
-  // Held while the GIL is not: another thread may release `self`.
-  const HostBlocks blocks = self.held().share();
-  expect_bytes("gather", self.runtime->device());
-  const auto rows = static_cast<py::ssize_t>(blocks.size());
-  const auto columns = static_cast<py::ssize_t>(blocks.block_bytes());
-  py::array target;
-  if (out.is_none()) {
-    target = py::array_t<std::uint8_t>({rows, columns});
-  } else {
-    KVMEM_EXPECTS(py::isinstance<py::array>(out), "out is not an array");
-    target = out;
-    KVMEM_EXPECTS(target.dtype().is(py::dtype::of<std::uint8_t>()) && target.ndim() == 2 &&
-                      target.shape(0) == rows && target.shape(1) == columns &&
-                      (target.flags() & py::array::c_style) != 0 && target.writeable(),
-                  "out must be a writeable C-contiguous uint8 array of ", rows, " x ", columns);
-  }
-  auto* const data = static_cast<std::byte*>(target.mutable_data());
-  const Unlocked unlocked;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    std::memcpy(data + i * blocks.block_bytes(), blocks.data(i), blocks.block_bytes());
-  }
-  return target;
-}
-
-void release(PyBlocks& self, const py::object& after) {
-  static_cast<void>(self.held());
-  if (after.is_none()) {
-    self.blocks.release();
-    return;
-  }
-  const Ordered order = after_argument(after);
-  KVMEM_EXPECTS(order.transfers.empty(),
-                "release(after=) takes streams and events; a transfer holds its blocks itself");
-  HostBlocks blocks = std::move(self.blocks);  // ours alone while the GIL is released
-  try {
-    const Unlocked unlocked;
-    std::vector<Runtime::Mark> marks;
-    for (const StreamHandle stream : order.streams)
-      marks.push_back(self.runtime->mark_stream(stream));
-    for (const EventHandle event : order.events) marks.push_back(self.runtime->mark_event(event));
-    self.runtime->release_after(blocks, marks);
-  } catch (...) {
-    self.blocks = std::move(blocks);  // nothing was released
-    throw;
-  }
-}
-
-void bind_host_blocks(py::module_& module) {
-  py::class_<PyBlocks>(
-      module, "HostBlocks",
-      "One holder of a few slots of a pool. They go home when the last holder lets go; a copy in\n"
-      "flight is a holder. Also a context manager.")
-      .def("__len__", [](const PyBlocks& self) { return self.blocks.size(); })
-      .def_property_readonly(
-          "indices", [](const PyBlocks& self) { return slots_array(self.held().slots()); },
-          "int64[count]: the slots, a copy.")
-      .def("__getitem__", &block_view, py::arg("index"),
-           "uint8[block_bytes], zero-copy; the view holds that block for as long as it lives.")
-      .def("gather", &gather, py::arg("out") = py::none(),
-           "A copy of the bytes: uint8[count, block_bytes].")
-      .def(
-          "share", [](const PyBlocks& self) { return wrap(self.runtime, self.held().share()); },
-          "A second holder of the same blocks.")
-      .def(
-          "release", &release, py::arg("after") = py::none(),
-          "Lets go; the blocks go home unless somebody else holds them. With `after` (a stream, an "
-          "event, a list of\n"
-          "them): when the device has reached that point. A second release raises AlreadyReleased.")
-      .def_property_readonly("released", [](const PyBlocks& self) { return self.blocks.empty(); })
-      .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](PyBlocks& self, const py::args&) { self.blocks.release(); });
-}
-
-// ---- BlockPool ----
 
 Pin pin_argument(const std::string& pin) {
   if (pin == "auto") return Pin::automatic;
@@ -156,25 +64,55 @@ std::unique_ptr<PyPool> make_pool(const PyDevice& device, const py::object& bloc
       device.runtime, std::make_shared<BlockPool>(device.runtime->device_ptr(), options));
 }
 
-py::object try_acquire(const PyPool& self, const py::object& count) {
+std::optional<PyBlocks> try_acquire(const PyPool& self, const py::object& count) {
   const std::size_t wanted = size_argument("count", count);
-  if (self.pool->shortage(wanted).free < wanted) {
+  if (self.pool->free() < wanted) {
     // Some may have come back and only not been seen yet.
     drop_done_copies();
     const Unlocked unlocked;
     self.runtime->advance();
   }
   auto blocks = self.pool->try_acquire(wanted);
-  return blocks ? py::cast(wrap(self.runtime, std::move(*blocks))) : py::none();
+  if (!blocks) return std::nullopt;
+  return PyBlocks{self.runtime, std::move(*blocks)};
 }
 
-std::unique_ptr<PyBlocks> acquire(const PyPool& self, const py::object& count,
-                                  const py::object& timeout) {
+// Kept for as long as the process lives.
+PyObject* try_acquire_slowly = nullptr;
+
+PyObject* try_acquire_now(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
+                          PyObject* names) {
+  const bool plain = count == 1 && names == nullptr && PyLong_CheckExact(arguments[0]);
+  // pybind11 keeps the one value of an object there; null before __init__.
+  const auto* const object = reinterpret_cast<py::detail::instance*>(self);
+  const auto* const pool =
+      object->simple_layout ? static_cast<const PyPool*>(object->simple_value_holder[0]) : nullptr;
+  if (plain && pool != nullptr) {
+    try {
+      int overflow = 0;
+      const long long wanted = PyLong_AsLongLongAndOverflow(arguments[0], &overflow);
+      if (wanted > 0 && pool->pool->free() >= static_cast<std::uint64_t>(wanted)) {
+        auto blocks = pool->pool->try_acquire(static_cast<std::size_t>(wanted));
+        if (blocks) return LightType<PyBlocks>::create(PyBlocks{pool->runtime, std::move(*blocks)});
+      }
+    } catch (...) {  // nothing was taken: it comes again, and is translated
+    }
+  }
+  return call_slowly(try_acquire_slowly, self, arguments, count, names);
+}
+
+PyMethodDef try_acquire_method =
+    fast_method("try_acquire", &try_acquire_now,
+                "try_acquire($self, count)\n--\n\n"
+                "`count` blocks, or None when fewer are free or somebody waits. Raises "
+                "InvalidArgument, Closed.");
+
+PyBlocks acquire(const PyPool& self, const py::object& count, const py::object& timeout) {
   const std::size_t wanted = size_argument("count", count);
   drop_done_copies();
   const auto deadline = self.runtime->deadline_after(timeout_argument(timeout));
   const Unlocked unlocked;
-  return wrap(self.runtime, self.runtime->acquire(*self.pool, wanted, deadline, signals()));
+  return {self.runtime, self.runtime->acquire(*self.pool, wanted, deadline, signals())};
 }
 
 py::dict pool_stats(const PyPool& self) {
@@ -220,22 +158,26 @@ struct PyTicket {
 }  // namespace
 
 void bind_pool(py::module_& module) {
-  bind_host_blocks(module);
+  bind_blocks(module);
   py::class_<WakeList, std::shared_ptr<WakeList>>(module, "_WakeList")
       .def(py::init())
       .def_property_readonly("descriptor", &WakeList::descriptor)
       .def("drain", &WakeList::drain);
   py::class_<PyTicket>(module, "_PoolTicket")
       .def("granted", [](PyTicket& self) { return self.held().granted(); })
-      .def("take", [](PyTicket& self) { return wrap(self.runtime, self.held().take()); })
+      .def("take", [](PyTicket& self) { return PyBlocks{self.runtime, self.held().take()}; })
       .def("drop", [](PyTicket& self) { self.ticket.reset(); });
-  py::class_<PyPool>(module, "BlockPool")
+  py::class_<PyPool> pool_type(module, "BlockPool");
+  try_acquire_slowly =
+      py::cpp_function(&try_acquire, py::name("try_acquire"), py::arg("self"), py::arg("count"))
+          .release()
+          .ptr();
+  pool_type.attr("try_acquire") = py::reinterpret_steal<py::object>(
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(pool_type.ptr()), &try_acquire_method));
+  pool_type
       .def(py::init(&make_pool), py::arg("device"), py::kw_only(), py::arg("block_bytes"),
            py::arg("capacity_bytes"), py::arg("pin"), py::arg("hugepages"), py::arg("numa_node"),
            py::arg("shared"), py::arg("progress"))
-      .def("try_acquire", &try_acquire, py::arg("count"),
-           "`count` blocks, or None when fewer are free or somebody waits. Raises InvalidArgument, "
-           "Closed.")
       .def("acquire", &acquire, py::arg("count"), py::arg("timeout") = py::none(),
            "Waits in a FIFO, seconds. Raises PoolExhausted at the time-out, CapacityError at once "
            "when `count` can\n"

@@ -109,8 +109,7 @@ void bind_host_copy(py::module_& module) {
       .def_property_readonly(
           "blocks",
           [](const PyCopy& self) {
-            return std::make_unique<PyBlocks>(
-                PyBlocks{self.manager->runtime(), self.copy->blocks().share()});
+            return PyBlocks{self.manager->runtime(), self.copy->blocks().share()};
           },
           "The blocks as HostBlocks: a further holder.")
       .def("__enter__", [](const py::object& self) { return self; })

@@ -8,24 +8,9 @@
 
 namespace kvmem {
 
-HostBlocks::HostBlocks(HostBlocks&& other) noexcept
-    : core_(std::exchange(other.core_, nullptr)),
-      slots_(std::move(other.slots_)),
-      holder_(other.holder_) {}
-
-HostBlocks& HostBlocks::operator=(HostBlocks&& other) noexcept {
-  if (this != &other) {
-    release();
-    core_ = std::exchange(other.core_, nullptr);
-    slots_ = std::move(other.slots_);
-    holder_ = other.holder_;
-  }
-  return *this;
-}
-
 std::byte* HostBlocks::data(std::size_t i) const noexcept {
   KVMEM_INVARIANT(i < slots_.size());
-  return core_->at(slots_[i]);
+  return core_->at(slots()[i]);
 }
 
 std::size_t HostBlocks::block_bytes() const noexcept {
@@ -41,19 +26,19 @@ HostBlocks HostBlocks::share(std::size_t first, std::size_t count) const {
 
 HostBlocks HostBlocks::hold_for_copy() const {
   if (core_ == nullptr) throw AlreadyReleased("the blocks were released");
-  return core_->add(slots_, Holder::copy, false);
+  return core_->add(slots(), Holder::copy, false);
 }
 
-void HostBlocks::release() noexcept {
-  const std::vector<SlotIndex> slots = std::exchange(slots_, {});
-  if (auto* const core = std::exchange(core_, nullptr)) core->remove(slots, holder_);
+void HostBlocks::let_go() noexcept {
+  std::exchange(core_, nullptr)->remove(slots(), holder_);
+  slots_ = {};
 }
 
 void HostBlocks::poison() noexcept {
   KVMEM_INVARIANT(core_ == nullptr || holder_ == Holder::copy);
   if (holder_ != Holder::copy) return release();
-  const std::vector<SlotIndex> slots = std::exchange(slots_, {});
-  if (auto* const core = std::exchange(core_, nullptr)) core->poison(slots);
+  if (auto* const core = std::exchange(core_, nullptr)) core->poison(slots());
+  slots_ = {};
 }
 
 PoolTicket::PoolTicket(detail::PoolCore* core, std::shared_ptr<Ticket> ticket) noexcept
@@ -107,6 +92,9 @@ std::optional<HostBlocks> BlockPool::try_acquire(std::size_t count) {
   return core_->try_acquire(count);
 }
 
+bool BlockPool::try_acquire(std::span<SlotIndex> slots) { return core_->try_acquire(slots); }
+void BlockPool::release(std::span<const SlotIndex> slots) { core_->release(slots); }
+
 PoolTicket BlockPool::enqueue(std::size_t count, Waker waker) {
   return PoolTicket(core_, core_->enqueue(count, std::move(waker)));
 }
@@ -115,6 +103,7 @@ HostBlocks BlockPool::share_indices(std::span<const SlotIndex> slots) {
   return core_->add(slots, Holder::owner, true);
 }
 
+std::uint64_t BlockPool::free() const { return core_->free(); }
 PoolStats BlockPool::stats() const { return core_->stats(); }
 Shortage BlockPool::shortage(std::size_t wanted) const { return core_->shortage(wanted); }
 void BlockPool::close() noexcept { core_->close(); }

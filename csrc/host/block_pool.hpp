@@ -14,12 +14,12 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "base/progress.hpp"
 #include "base/tickets.hpp"
 #include "host/block_table.hpp"
 #include "host/pinned_region.hpp"
+#include "host/slot_list.hpp"
 
 namespace kvmem {
 
@@ -30,13 +30,23 @@ class PoolCore;
 class HostBlocks {  // move-only
  public:
   HostBlocks() = default;
-  HostBlocks(HostBlocks&& other) noexcept;
-  HostBlocks& operator=(HostBlocks&& other) noexcept;
+  HostBlocks(HostBlocks&& other) noexcept
+      : core_(std::exchange(other.core_, nullptr)),
+        slots_(std::move(other.slots_)),
+        holder_(other.holder_) {}
+  HostBlocks& operator=(HostBlocks&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    core_ = std::exchange(other.core_, nullptr);
+    slots_ = std::move(other.slots_);
+    holder_ = other.holder_;
+    return *this;
+  }
   ~HostBlocks() { release(); }
 
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
-  [[nodiscard]] bool empty() const noexcept { return slots_.empty(); }
-  [[nodiscard]] std::span<const SlotIndex> slots() const noexcept { return slots_; }
+  [[nodiscard]] bool empty() const noexcept { return slots_.size() == 0; }
+  [[nodiscard]] std::span<const SlotIndex> slots() const noexcept { return slots_.span(); }
   [[nodiscard]] std::byte* data(std::size_t i) const noexcept;
   [[nodiscard]] std::size_t block_bytes() const noexcept;
   [[nodiscard]] bool of(const detail::PoolCore* core) const noexcept { return core_ == core; }
@@ -45,17 +55,20 @@ class HostBlocks {  // move-only
   [[nodiscard]] HostBlocks share() const { return share(0, size()); }
   [[nodiscard]] HostBlocks hold_for_copy() const;
 
-  void release() noexcept;  // twice is fine here: the second finds nothing
-  void poison() noexcept;   // of a copy's hold: the device was lost, the slots are never used again
+  void release() noexcept {  // twice is fine here: the second finds nothing
+    if (core_ != nullptr) let_go();
+  }
+  void poison() noexcept;  // of a copy's hold: the device was lost, the slots are never used again
 
  private:
   friend class detail::PoolCore;
   friend class BlockPool;
-  HostBlocks(detail::PoolCore* core, std::vector<SlotIndex> slots, Holder holder) noexcept
+  HostBlocks(detail::PoolCore* core, SlotList slots, Holder holder) noexcept
       : core_(core), slots_(std::move(slots)), holder_(holder) {}
+  void let_go() noexcept;
 
   detail::PoolCore* core_ = nullptr;  // counted by the core itself, under its lock
-  std::vector<SlotIndex> slots_;
+  SlotList slots_;
   Holder holder_ = Holder::owner;
 };
 
@@ -106,6 +119,13 @@ class BlockPool {
 
   // Throws InvalidArgument for 0, Closed.
   [[nodiscard]] std::optional<HostBlocks> try_acquire(std::size_t count);
+  // The same without a handle, for owners that keep books of their own: fills all of `slots`, or
+  // answers false. Whoever was given a slot gives it back once; until then it counts as held, also
+  // behind the pool's end.
+  [[nodiscard]] bool try_acquire(std::span<SlotIndex> slots);
+  // Throws InvalidArgument for a slot out of range or without an owner left; then nothing has
+  // changed.
+  void release(std::span<const SlotIndex> slots);
   // Joins the FIFO. Throws CapacityError at once when `count` exceeds the capacity less what is
   // poisoned.
   [[nodiscard]] PoolTicket enqueue(std::size_t count, Waker waker = {});
@@ -113,6 +133,7 @@ class BlockPool {
   // that nobody does).
   [[nodiscard]] HostBlocks share_indices(std::span<const SlotIndex> slots);
 
+  [[nodiscard]] std::uint64_t free() const;  // what try_acquire() can have just now
   [[nodiscard]] PoolStats stats() const;
   [[nodiscard]] Shortage shortage(std::size_t wanted) const;  // the numbers for an error message
   void close() noexcept;  // no more acquires; waiters are told; holders stay good

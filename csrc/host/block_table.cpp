@@ -13,20 +13,6 @@ BlockTable::BlockTable(std::uint32_t capacity) : slots_(capacity), free_(capacit
   std::iota(free_.rbegin(), free_.rend(), SlotIndex{0});
 }
 
-void BlockTable::acquire(std::span<SlotIndex> out) {
-  KVMEM_EXPECTS(out.size() <= counts_.free, "acquire of ", out.size(), " slots with ", counts_.free,
-                " free");
-  const auto taken = static_cast<std::uint32_t>(out.size());
-  std::size_t top = counts_.free;
-  for (SlotIndex& index : out) {
-    index = free_[--top];
-    slots_[index].owners = 1;
-  }
-  counts_.free -= taken;
-  counts_.held += taken;
-  expect_conserved();
-}
-
 void BlockTable::add(std::span<const SlotIndex> slots, Holder holder) {
   for (const SlotIndex index : slots) {
     expect_in_range(index);
@@ -43,28 +29,6 @@ void BlockTable::add(std::span<const SlotIndex> slots, Holder holder) {
   expect_conserved();
 }
 
-std::uint32_t BlockTable::remove(std::span<const SlotIndex> slots, Holder holder) noexcept {
-  const std::uint32_t free_before = counts_.free;
-  // Last first, so that the next acquire hands a run of neighbours out in the order that it had.
-  for (std::size_t i = slots.size(); i-- > 0;) {
-    const SlotIndex index = slots[i];
-    KVMEM_INVARIANT(index < slots_.size());
-    Slot& slot = slots_[index];
-    std::uint32_t& holders = holders_of(slot, holder);
-    KVMEM_INVARIANT(holders > 0);
-    // A fault of ours. Where nothing checks, losing a slot is better than handing it out twice.
-    if (holders == 0) continue;
-    std::uint32_t& was_in = count_of(slot);
-    --holders;
-    std::uint32_t& now_in = count_of(slot);
-    if (&now_in == &counts_.free) free_[counts_.free] = index;
-    --was_in;
-    ++now_in;
-  }
-  expect_conserved();
-  return counts_.free - free_before;
-}
-
 void BlockTable::poison(std::span<const SlotIndex> slots) noexcept {
   for (const SlotIndex index : slots) {
     KVMEM_INVARIANT(index < slots_.size());
@@ -79,11 +43,17 @@ void BlockTable::poison(std::span<const SlotIndex> slots) noexcept {
   expect_conserved();
 }
 
-void BlockTable::expect_held(std::span<const SlotIndex> slots) const {
-  for (const SlotIndex index : slots) {
-    expect_in_range(index);
-    KVMEM_EXPECTS(slots_[index].owners > 0, "slot ", index, " has no owner");
-  }
+void BlockTable::expect_owner(SlotIndex index) const {
+  expect_in_range(index);
+  KVMEM_EXPECTS(slots_[index].owners > 0, "slot ", index, " has no owner");
+}
+
+void BlockTable::expect_enough_owners(std::span<const SlotIndex> slots) {
+  std::size_t counted = 0;  // taken off while counting, and put back
+  while (counted < slots.size() && slots_[slots[counted]].owners > 0)
+    --slots_[slots[counted++]].owners;
+  for (const SlotIndex index : slots.first(counted)) ++slots_[index].owners;
+  KVMEM_EXPECTS(counted == slots.size(), "slot ", slots[counted], " has no owner left");
 }
 
 void BlockTable::check() const {
@@ -117,21 +87,9 @@ void BlockTable::check() const {
 #endif
 }
 
-std::uint32_t& BlockTable::count_of(const Slot& slot) noexcept {
-  if (slot.poisoned) return counts_.poisoned;
-  if (slot.owners > 0) return counts_.held;
-  return slot.copies > 0 ? counts_.quarantined : counts_.free;
-}
-
 void BlockTable::expect_in_range(SlotIndex index) const {
   KVMEM_EXPECTS(index < slots_.size(), "slot ", index, " is out of range: there are ",
                 slots_.size());
-}
-
-void BlockTable::expect_conserved() const noexcept {
-  KVMEM_INVARIANT(std::uint64_t{counts_.free} + counts_.held + counts_.quarantined +
-                      counts_.poisoned ==
-                  counts_.capacity);
 }
 
 }  // namespace kvmem

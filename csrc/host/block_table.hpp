@@ -18,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "base/check.hpp"
 #include "base/types.hpp"
 
 namespace kvmem {
@@ -42,6 +43,7 @@ class BlockTable {
   std::uint32_t remove(std::span<const SlotIndex> slots, Holder holder) noexcept;
   void poison(std::span<const SlotIndex> slots) noexcept;    // the copy's hold becomes the poison
   void expect_held(std::span<const SlotIndex> slots) const;  // each has an owner
+  void expect_owners(std::span<const SlotIndex> slots);      // and each occurrence one of its own
 
   // Walks everything; stops the process when a count is wrong. Does nothing in unchecked builds.
   void check() const;
@@ -57,11 +59,74 @@ class BlockTable {
   }
   std::uint32_t& count_of(const Slot& slot) noexcept;  // the counter of the state that it is in
   void expect_in_range(SlotIndex index) const;
+  void expect_owner(SlotIndex index) const;
+  void expect_enough_owners(std::span<const SlotIndex> slots);
   void expect_conserved() const noexcept;
 
   std::vector<Slot> slots_;
   std::vector<SlotIndex> free_;  // a stack of counts_.free indices, with room for all
   SlotCounts counts_;
 };
+
+// ---- in place, because the pool calls them for every block ----
+
+inline void BlockTable::expect_held(std::span<const SlotIndex> slots) const {
+  for (const SlotIndex index : slots) {
+    if (index >= slots_.size() || slots_[index].owners == 0) expect_owner(index);
+  }
+}
+
+inline void BlockTable::expect_owners(std::span<const SlotIndex> slots) {
+  expect_held(slots);
+  if (slots.size() > 1) expect_enough_owners(slots);
+}
+
+inline void BlockTable::acquire(std::span<SlotIndex> out) {
+  KVMEM_EXPECTS(out.size() <= counts_.free, "acquire of ", out.size(), " slots with ", counts_.free,
+                " free");
+  const auto taken = static_cast<std::uint32_t>(out.size());
+  std::size_t top = counts_.free;
+  for (SlotIndex& index : out) {
+    index = free_[--top];
+    slots_[index].owners = 1;
+  }
+  counts_.free -= taken;
+  counts_.held += taken;
+  expect_conserved();
+}
+
+inline std::uint32_t BlockTable::remove(std::span<const SlotIndex> slots, Holder holder) noexcept {
+  const std::uint32_t free_before = counts_.free;
+  // Last first, so that the next acquire hands a run of neighbours out in the order that it had.
+  for (std::size_t i = slots.size(); i-- > 0;) {
+    const SlotIndex index = slots[i];
+    KVMEM_INVARIANT(index < slots_.size());
+    Slot& slot = slots_[index];
+    std::uint32_t& holders = holders_of(slot, holder);
+    KVMEM_INVARIANT(holders > 0);
+    // A fault of ours. Where nothing checks, losing a slot is better than handing it out twice.
+    if (holders == 0) continue;
+    std::uint32_t& was_in = count_of(slot);
+    --holders;
+    std::uint32_t& now_in = count_of(slot);
+    if (&now_in == &counts_.free) free_[counts_.free] = index;
+    --was_in;
+    ++now_in;
+  }
+  expect_conserved();
+  return counts_.free - free_before;
+}
+
+inline std::uint32_t& BlockTable::count_of(const Slot& slot) noexcept {
+  if (slot.poisoned) return counts_.poisoned;
+  if (slot.owners > 0) return counts_.held;
+  return slot.copies > 0 ? counts_.quarantined : counts_.free;
+}
+
+inline void BlockTable::expect_conserved() const noexcept {
+  KVMEM_INVARIANT(std::uint64_t{counts_.free} + counts_.held + counts_.quarantined +
+                      counts_.poisoned ==
+                  counts_.capacity);
+}
 
 }  // namespace kvmem

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "base/check.hpp"
 #include "host/budget.hpp"
@@ -64,28 +63,45 @@ void PoolCore::leave(Change&& change) noexcept {
 }
 
 void PoolCore::note_peaks() noexcept {
-  peak_held_ = std::max(peak_held_, table_.counts().held);
-  peak_quarantined_ = std::max(peak_quarantined_, table_.counts().quarantined);
+  const SlotCounts& counts = table_.counts();
+  if (counts.held > peak_held_) peak_held_ = counts.held;
+  if (counts.quarantined > peak_quarantined_) peak_quarantined_ = counts.quarantined;
 }
 
 std::optional<HostBlocks> PoolCore::try_acquire(std::size_t count) {
   expect_same_process();
   KVMEM_EXPECTS(count > 0, "an acquire of zero blocks");
   // Room is made before the lock is taken, but not touched: a refusal costs little.
-  std::vector<SlotIndex> slots;
-  if (count <= capacity_) slots.reserve(count);
+  std::optional<HostBlocks> blocks;
+  if (count <= capacity_) blocks.emplace(HostBlocks(nullptr, SlotList(count), Holder::owner));
   const std::lock_guard lock(mutex_);
   expect_open();
-  if (!tickets_.try_take(count)) {
+  if (blocks && try_acquire_locked(blocks->slots_.span())) {
+    ++handles_;
+    blocks->core_ = this;
+  } else {
     ++refused_;
-    return std::nullopt;
+    blocks.reset();
   }
-  slots.resize(count);
+  return blocks;
+}
+
+bool PoolCore::try_acquire(std::span<SlotIndex> slots) {
+  expect_same_process();
+  KVMEM_EXPECTS(!slots.empty(), "an acquire of zero blocks");
+  const std::lock_guard lock(mutex_);
+  expect_open();
+  if (try_acquire_locked(slots)) return true;
+  ++refused_;
+  return false;
+}
+
+bool PoolCore::try_acquire_locked(std::span<SlotIndex> slots) {
+  if (!tickets_.try_take(slots.size())) return false;
   table_.acquire(slots);
   note_peaks();
-  acquired_ += count;
-  ++handles_;
-  return HostBlocks(this, std::move(slots), Holder::owner);
+  acquired_ += slots.size();
+  return true;
 }
 
 std::shared_ptr<Ticket> PoolCore::enqueue(std::size_t count, Waker waker) {
@@ -114,9 +130,9 @@ bool PoolCore::granted(const Ticket& ticket) {
 
 HostBlocks PoolCore::take(const Ticket& ticket) {
   if (!granted(ticket)) throw NotDone("the ticket was not granted yet");
-  std::vector<SlotIndex> slots(ticket.wanted);
+  SlotList slots(ticket.wanted);
   const std::lock_guard lock(mutex_);
-  table_.acquire(slots);
+  table_.acquire(slots.span());
   note_peaks();
   acquired_ += slots.size();
   // The ticket's place in handles_ is now this one's.
@@ -131,10 +147,10 @@ void PoolCore::drop(const std::shared_ptr<Ticket>& ticket) noexcept {
 HostBlocks PoolCore::add(std::span<const SlotIndex> slots, Holder holder, bool expect_owner) {
   expect_same_process();
   if (slots.empty()) return {};
-  std::vector<SlotIndex> copy(slots.begin(), slots.end());
+  SlotList copy(slots);
   const std::lock_guard lock(mutex_);
-  if (expect_owner) table_.expect_held(copy);
-  table_.add(copy, holder);
+  if (expect_owner) table_.expect_held(slots);
+  table_.add(slots, holder);
   note_peaks();
   ++handles_;
   return HostBlocks(this, std::move(copy), holder);
@@ -143,6 +159,13 @@ HostBlocks PoolCore::add(std::span<const SlotIndex> slots, Holder holder, bool e
 void PoolCore::remove(std::span<const SlotIndex> slots, Holder holder) noexcept {
   if (mark_.must_leak()) return;
   leave([&] { tickets_.give_back(table_.remove(slots, holder)); });
+}
+
+void PoolCore::release(std::span<const SlotIndex> slots) {
+  expect_same_process();
+  const std::lock_guard lock(mutex_);
+  table_.expect_owners(slots);
+  apply([&] { tickets_.give_back(table_.remove(slots, Holder::owner)); });
 }
 
 void PoolCore::poison(std::span<const SlotIndex> slots) noexcept {
@@ -167,6 +190,12 @@ void PoolCore::drop_pool() noexcept {
   if (mark_.must_leak()) return;
   close();
   leave([] {});
+}
+
+std::uint64_t PoolCore::free() {
+  expect_same_process();
+  const std::lock_guard lock(mutex_);
+  return tickets_.free();
 }
 
 PoolStats PoolCore::stats() {

@@ -23,6 +23,7 @@ class PoolCore {
   PoolCore& operator=(const PoolCore&) = delete;
 
   [[nodiscard]] std::optional<HostBlocks> try_acquire(std::size_t count);
+  [[nodiscard]] bool try_acquire(std::span<SlotIndex> slots);
   [[nodiscard]] std::shared_ptr<Ticket> enqueue(std::size_t count, Waker waker);
   [[nodiscard]] bool granted(const Ticket& ticket);
   [[nodiscard]] HostBlocks take(const Ticket& ticket);
@@ -30,11 +31,13 @@ class PoolCore {
 
   [[nodiscard]] HostBlocks add(std::span<const SlotIndex> slots, Holder holder, bool expect_owner);
   void remove(std::span<const SlotIndex> slots, Holder holder) noexcept;
+  void release(std::span<const SlotIndex> slots);
   void poison(std::span<const SlotIndex> slots) noexcept;
 
   void close() noexcept;
   void drop_pool() noexcept;
 
+  [[nodiscard]] std::uint64_t free();
   [[nodiscard]] PoolStats stats();
   [[nodiscard]] Shortage shortage(std::size_t wanted);
   void check();
@@ -55,6 +58,7 @@ class PoolCore {
     if (closed_) throw Closed("the block pool is closed");
   }
   [[nodiscard]] Shortage shortage_locked(std::size_t wanted) const;
+  [[nodiscard]] bool try_acquire_locked(std::span<SlotIndex> slots);
   void note_peaks() noexcept;
   // Under the lock; those who wait look again.
   template <class Change>

@@ -143,7 +143,7 @@ void Admission::take_amounts() noexcept {
 }
 
 bool Admission::has_room() const {
-  if (pool_ && pool_->shortage(slots_).free < slots_) return false;
+  if (pool_ && pool_->free() < slots_) return false;
   return std::ranges::all_of(
       parts_, [](const Part& part) { return part.need.bound->free() >= part.need.amount; });
 }

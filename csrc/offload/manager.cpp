@@ -203,7 +203,8 @@ std::shared_ptr<Transfer> Manager::accept(TransferKind kind, TransferRequest req
   }
   const bool first = accepting.queue->accept(std::move(entry));  // from here on nothing can fail
   submit_ready();
-  if (first) runtime_->device().progress().bump();  // a reaper sleeps soundly while nothing waits
+  // A reaper sleeps soundly while nothing waits.
+  if (first && accepting.queue->waiting() > 0) runtime_->device().progress().bump();
   return transfer;
 }
 

@@ -226,6 +226,13 @@ TEST_F(Pool, AReleaseAllocatesNothingAlsoWhenItServesAWaiter) {
 }
 
 // Public failure 168: a refusal walked the whole cache.
+TEST_F(Pool, AHandleOfAFewBlocksAllocatesNothing) {
+  const std::size_t before = test::allocations;
+  HostBlocks two = acquire(2);
+  const HostBlocks moved = std::move(two);
+  EXPECT_EQ(test::allocations, before);
+}
+
 TEST_F(Pool, ARefusalAllocatesLittleWhateverWasAskedFor) {
   const HostBlocks blocks = acquire(1);
   test::largest_allocation_bytes = 0;

@@ -353,7 +353,9 @@ TEST_F(RecycleQueueTest, ParkingWhatHasEndedAlreadyWakesAReaper) {
 
 TEST_F(RecycleQueueTest, ReapInTurnWaitsForItsTurn) {
   const Row row = open();
+  Stall stall(device_, row.stream);  // or park() would have seen the end already
   park(row, "a");
+  stall.open();
   std::thread second;
   std::atomic<bool> behind{false};
   device_->before_next(CallKind::query, [&] {
