@@ -55,7 +55,7 @@ class TicketQueue {
   void give_back(std::uint64_t amount) noexcept {
     free_ += amount;
     KVMEM_INVARIANT(free_ <= bound_);
-    grant();
+    if (!waiting_.empty()) grant();
   }
 
   // An amount that was taken will never come back. Whoever waits for more than the new bound is
@@ -95,7 +95,7 @@ class TicketQueue {
   }
 
  private:
-  void grant() noexcept {
+  [[gnu::noinline]] void grant() noexcept {  // seldom needed: kept out of give_back()
     while (!waiting_.empty() && waiting_.front()->wanted <= free_) {
       const auto ticket = std::move(waiting_.front());
       waiting_.pop_front();

@@ -88,7 +88,7 @@ PyMethodDef hot_methods[] = {
 
 void bind_blocks(py::module_& module) {
   using Type = LightType<PyBlocks>;
-  Type::make(module, "HostBlocks",
+  Type::make(module, "kvmem._core.HostBlocks",
              "One holder of a few slots of a pool. They go home when the last holder lets go; a\n"
              "copy in flight is a holder. Also a context manager.",
              hot_methods);

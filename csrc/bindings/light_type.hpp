@@ -5,6 +5,7 @@
 // the GIL.
 #pragma once
 
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -43,19 +44,20 @@ inline PyObject* call_slowly(py::handle function, PyObject* self, PyObject* cons
 template <class T>
 class LightType {
  public:
-  // Once, before any other call. `methods` lives as long as the process.
-  static void make(py::module_& module, const char* name, const char* doc, PyMethodDef* methods) {
-    static const std::string full_name = module.attr("__name__").cast<std::string>() + "." + name;
+  // Once, before any other call. `methods` and `full_name`, with the module's, live as long as the
+  // process.
+  static void make(py::module_& module, const char* full_name, const char* doc,
+                   PyMethodDef* methods) {
     PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(&destroy)},
                            {Py_tp_doc, const_cast<char*>(doc)},
                            {Py_tp_methods, methods},
                            {0, nullptr}};
-    PyType_Spec spec{full_name.c_str(), sizeof(Object), 0,
+    PyType_Spec spec{full_name, sizeof(Object), 0,
                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
     PyObject* const made = PyType_FromSpec(&spec);
     if (made == nullptr) throw py::error_already_set();
     type_ = reinterpret_cast<PyTypeObject*>(made);  // never let go of
-    module.add_object(name, made);
+    module.add_object(std::strrchr(full_name, '.') + 1, made);
   }
 
   template <class Function, class... Extra>

@@ -99,9 +99,10 @@ class Device {
   virtual void copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
                     StreamHandle stream) = 0;
 
-  // Sleeps until progress() has moved from `seen`, or about `at_most` of wall time has gone by. A
-  // device may use the time: the host device copies when `help` is set, a virtual device advances
-  // its clock.
+  // Sleeps until progress() has moved from `seen`, or about `at_most` of wall time has gone by. Who
+  // says `help` reaps and submits whenever it wakes, so that the reaper, who does not, need not be
+  // woken as well. A device may use a helper's time: the host device copies, a virtual device
+  // advances its clock.
   virtual void sleep(std::uint64_t seen, Nanoseconds at_most, bool help) = 0;
 
   [[nodiscard]] Progress& progress() noexcept { return progress_; }

@@ -1,10 +1,12 @@
 #include "device/host_device.hpp"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <list>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -22,7 +24,7 @@ namespace kvmem {
 namespace {
 
 // Enough to hide the hand-over between threads, small enough that a batch feeds all workers.
-constexpr std::size_t piece_bytes = std::size_t{512} << 10;
+constexpr std::size_t piece_bytes = std::size_t{256} << 10;
 constexpr unsigned most_workers = 4;  // more do not make memory faster
 constexpr std::size_t most_descriptors = std::size_t{1} << 20;
 
@@ -34,14 +36,19 @@ struct Piece {
 
   std::size_t move_bytes() const noexcept {  // returns how many
     const CopyDescriptors& batch = copy->batch;
+    const std::size_t last = end_byte > 0 ? end : end - 1;
     std::size_t from = first_byte, moved = 0;
-    for (std::size_t i = first; i < end; ++i, from = 0) {
-      copy_bytes(batch.targets[i] + from, batch.sources[i] + from, batch.sizes[i] - from);
-      moved += batch.sizes[i] - from;
-    }
-    if (end_byte > from) {
-      copy_bytes(batch.targets[end] + from, batch.sources[end] + from, end_byte - from);
-      moved += end_byte - from;
+    for (std::size_t i = first; i <= last; ++i, from = 0) {
+      const std::size_t bytes = (i == end ? end_byte : batch.sizes[i]) - from;
+      const std::byte* const source = batch.sources[i] + from;
+      const std::byte* next = nullptr;  // also of the next piece, which this thread may get
+      if (i == end) {
+        next = source + bytes;
+      } else if (i + 1 < batch.count) {
+        next = batch.sources[i + 1];
+      }
+      copy_bytes(batch.targets[i] + from, source, bytes, next);
+      moved += bytes;
     }
     store_fence();
     return moved;
@@ -69,6 +76,31 @@ Piece take_piece(ModelCopy& copy) {
   return piece;
 }
 
+// The processors that this thread may run on; none where the kernel does not say.
+std::vector<std::size_t> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<std::size_t> cpus;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+// The part of worker `i` of `count`: neighbours, which share caches and memory; one of them, in
+// turn, where there are fewer processors than workers.
+cpu_set_t part_of(const std::vector<std::size_t>& cpus, unsigned i, unsigned count) {
+  cpu_set_t part;
+  CPU_ZERO(&part);
+  const std::size_t n = cpus.size();
+  if (n == 0) return part;
+  const std::size_t first = n >= count ? i * n / count : i % n;
+  const std::size_t end = n >= count ? (i + 1) * n / count : first + 1;
+  for (std::size_t at = first; at < end; ++at) CPU_SET(cpus[at], &part);
+  return part;
+}
+
 class CpuDevice final : public ModelDevice {
  public:
   explicit CpuDevice(const HostDeviceOptions& options);
@@ -88,26 +120,35 @@ class CpuDevice final : public ModelDevice {
   void sleep(std::uint64_t seen, Nanoseconds at_most, bool help) override;
 
  private:
-  void freed() override { wake_worker(); }
+  struct Worker {
+    std::thread thread;
+    std::condition_variable called;
+    cpu_set_t cpus = {};  // where it may run; empty: anywhere
+    bool sleeps = false;  // and nobody has called it yet; under mutex_
+  };
+
+  void freed() override { share_work(); }
   void start_workers(unsigned count);
   void stop_workers() noexcept;
-  void work() noexcept;
+  void work(Worker& self) noexcept;
   [[nodiscard]] ModelCopy* copy_with_pieces() const noexcept;
-  void copy_one_piece(ModelCopy& copy, Lock& held) noexcept;
-  void wake_worker() noexcept;
+  // True: it was the last of a copy, and its end is to be told.
+  [[nodiscard]] bool copy_one_piece(ModelCopy& copy, Lock& held) noexcept;
+  void share_work() noexcept;
+  [[nodiscard]] Worker* pick_worker() noexcept;  // with mutex_ held; null: nobody sleeps
 
-  void hold_to_speed(std::size_t bytes, Nanoseconds since) const;
+  void hold_to_speed(std::size_t bytes, Nanoseconds since, Lock& held);
 
   const double most_bytes_per_second_;
   DeviceInfo info_;
-  std::condition_variable work_;
   bool stopping_ = false;
-  std::vector<std::thread> workers_;
+  std::list<Worker> workers_;
+  std::size_t moving_ = 0;  // threads that move bytes just now
 };
 
 CpuDevice::CpuDevice(const HostDeviceOptions& options)
     : ModelDevice("the host device"), most_bytes_per_second_(options.most_bytes_per_second) {
-  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  const unsigned cores = std::max(1U, static_cast<unsigned>(allowed_cpus().size()));
   const unsigned wanted = options.workers > 0 ? options.workers : std::min(cores, most_workers);
   info_.kind = "host";
   info_.name = "host";
@@ -120,18 +161,31 @@ CpuDevice::CpuDevice(const HostDeviceOptions& options)
 
 // ---- copying ----
 //
-// No work is forgotten: whenever a copy has pieces that nobody took, a worker was notified after
-// they appeared, or a worker that is awake looks again before it sleeps. One is notified at a time,
-// and each passes it on when it leaves pieces behind, so a small copy wakes one worker only.
+// No work is forgotten: whenever a copy has pieces that nobody took, a thread is moving bytes,
+// which looks again behind its piece, or a worker was notified. One is notified at a time: each
+// calls for more when it leaves pieces behind and there are not as many at it as there are workers.
+// So a small copy wakes one worker only, and one that comes while others move costs its caller no
+// wake-up at all.
+//
+// Each worker has a part of the processors to itself, and the one that is woken runs on another
+// part than the thread that wakes it: a worker that woke on the same processor would take it away
+// from a caller who only wanted to submit.
 
 void CpuDevice::start_workers(unsigned count) {
   const SignalsBlocked blocked;
+  const std::vector<std::size_t> cpus = allowed_cpus();
   try {
     for (unsigned i = 0; i < count; ++i) {
-      workers_.emplace_back([this] { work(); });
-      pthread_setname_np(workers_.back().native_handle(), "kvmem-copy");
+      Worker& worker = workers_.emplace_back();
+      worker.cpus = part_of(cpus, i, count);
+      worker.thread = std::thread([this, &worker] { work(worker); });
+      pthread_setname_np(worker.thread.native_handle(), "kvmem-copy");
+      if (pthread_setaffinity_np(worker.thread.native_handle(), sizeof worker.cpus, &worker.cpus) !=
+          0)
+        CPU_ZERO(&worker.cpus);
     }
   } catch (const std::system_error& error) {
+    workers_.pop_back();  // it has no thread
     stop_workers();
     throw Error(text("copy worker ", workers_.size(), " of ", count, ": ", error.what()));
   }
@@ -142,17 +196,22 @@ void CpuDevice::stop_workers() noexcept {
     const std::lock_guard held(mutex_);
     stopping_ = true;
   }
-  work_.notify_all();
-  for (auto& worker : workers_) worker.join();
+  for (Worker& worker : workers_) worker.called.notify_one();
+  for (Worker& worker : workers_) worker.thread.join();
 }
 
-void CpuDevice::work() noexcept {
+void CpuDevice::work(Worker& self) noexcept {
   Lock held(mutex_);
   while (!stopping_) {
     if (ModelCopy* const copy = copy_with_pieces()) {
-      copy_one_piece(*copy, held);
+      if (!copy_one_piece(*copy, held)) continue;
+      held.unlock();
+      progress().bump();
+      held.lock();
     } else {
-      work_.wait(held);
+      self.sleeps = true;
+      self.called.wait(held);
+      self.sleeps = false;
     }
   }
 }
@@ -165,34 +224,51 @@ ModelCopy* CpuDevice::copy_with_pieces() const noexcept {
   return nullptr;
 }
 
-void CpuDevice::copy_one_piece(ModelCopy& copy, Lock& held) noexcept {
+bool CpuDevice::copy_one_piece(ModelCopy& copy, Lock& held) noexcept {
   const Piece piece = take_piece(copy);
-  const bool more = copy_with_pieces() != nullptr;
+  ++moving_;
+  Worker* const helper = moving_ < workers_.size() && copy_with_pieces() ? pick_worker() : nullptr;
   held.unlock();
-  if (more) wake_worker();
+  if (helper) helper->called.notify_one();
   const Nanoseconds since = now();
   const std::size_t moved = piece.move_bytes();
-  if (most_bytes_per_second_ > 0) hold_to_speed(moved, since);
   held.lock();
-  if (--copy.pieces_running > 0 || !all_taken(copy)) return;
-  if (!model_.ended(&copy, now())) return;
-  held.unlock();
-  progress().bump();
-  held.lock();
+  --moving_;
+  if (most_bytes_per_second_ > 0) hold_to_speed(moved, since, held);
+  if (--copy.pieces_running > 0 || !all_taken(copy)) return false;
+  return model_.ended(&copy, now());
 }
 
-void CpuDevice::hold_to_speed(std::size_t bytes, Nanoseconds since) const {
+void CpuDevice::hold_to_speed(std::size_t bytes, Nanoseconds since, Lock& held) {
+  held.unlock();
+  share_work();  // what came meanwhile may not count on this thread
   const double seconds = static_cast<double>(bytes) / most_bytes_per_second_;
   const auto end = since + static_cast<Nanoseconds>(seconds * 1e9);
   std::this_thread::sleep_for(std::chrono::nanoseconds(end - now()));
+  held.lock();
 }
 
-void CpuDevice::wake_worker() noexcept {
-  if (workers_.empty()) {
-    progress().bump();  // only a sleeper can take the work
-  } else {
-    work_.notify_one();
+CpuDevice::Worker* CpuDevice::pick_worker() noexcept {
+  const int here = sched_getcpu();
+  Worker* picked = nullptr;
+  for (Worker& worker : workers_) {
+    if (!worker.sleeps) continue;
+    picked = &worker;
+    if (here < 0 || !CPU_ISSET(static_cast<std::size_t>(here), &worker.cpus)) break;
   }
+  if (picked) picked->sleeps = false;
+  return picked;
+}
+
+void CpuDevice::share_work() noexcept {
+  Worker* worker = nullptr;
+  {
+    const Lock held(mutex_);
+    if (moving_ > 0 || !copy_with_pieces()) return;
+    worker = pick_worker();
+  }
+  if (worker) worker->called.notify_one();
+  if (workers_.empty()) progress().bump();  // only a sleeper can take the work
 }
 
 void CpuDevice::copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
@@ -208,7 +284,7 @@ void CpuDevice::copy(const CopyDescriptors& batch, Direction direction, SourceAc
     queued.access = access;
     model_.copy(stream, queued);
   }
-  wake_worker();
+  share_work();
 }
 
 void CpuDevice::sleep(std::uint64_t seen, Nanoseconds at_most, bool help) {
@@ -216,14 +292,15 @@ void CpuDevice::sleep(std::uint64_t seen, Nanoseconds at_most, bool help) {
   if (help && at_most > 0 && progress().value() == seen) {
     Lock held(mutex_);
     if (ModelCopy* const copy = copy_with_pieces()) {
-      copy_one_piece(*copy, held);
-      const bool more = copy_with_pieces() != nullptr;  // set free by the end of this one
+      const bool told = copy_one_piece(*copy, held);
       held.unlock();
-      if (more) wake_worker();
+      if (told) progress().bump_for_waiters();  // the caller looks at all the rest
+      share_work();                             // what the end of this one has set free
       return;
     }
   }
-  progress().sleep(seen, std::chrono::nanoseconds(at_most));
+  progress().sleep(seen, std::chrono::nanoseconds(at_most),
+                   help ? Progress::Sleeper::waiter : Progress::Sleeper::reaper);
 }
 
 // ---- the clock ----

@@ -60,7 +60,7 @@ void ModelDevice::record(EventHandle event, StreamHandle stream) {
     if (entered.happens) reached = model_.record(event, stream, now_with_lock());
     entered.end("record");
   }
-  if (reached) progress().bump();
+  if (reached) progress().bump_for_waiters();  // whoever parks behind it asks by itself
 }
 
 void ModelDevice::wait(StreamHandle stream, EventHandle event) {

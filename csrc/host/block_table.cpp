@@ -29,6 +29,20 @@ void BlockTable::add(std::span<const SlotIndex> slots, Holder holder) {
   expect_conserved();
 }
 
+void BlockTable::remove_one(SlotIndex index, Holder holder) noexcept {
+  Slot& slot = slots_[index];
+  std::uint32_t& holders = holders_of(slot, holder);
+  KVMEM_INVARIANT(holders > 0);
+  // A fault of ours. Where nothing checks, losing a slot is better than handing it out twice.
+  if (holders == 0) return;
+  std::uint32_t& was_in = count_of(slot);
+  --holders;
+  std::uint32_t& now_in = count_of(slot);
+  if (&now_in == &counts_.free) free_[counts_.free] = index;
+  --was_in;
+  ++now_in;
+}
+
 void BlockTable::poison(std::span<const SlotIndex> slots) noexcept {
   for (const SlotIndex index : slots) {
     KVMEM_INVARIANT(index < slots_.size());
@@ -85,6 +99,12 @@ void BlockTable::check() const {
     KVMEM_INVARIANT(!slot.poisoned && slot.owners == 0 && slot.copies == 0);
   }
 #endif
+}
+
+std::uint32_t& BlockTable::count_of(const Slot& slot) noexcept {
+  if (slot.poisoned) return counts_.poisoned;
+  if (slot.owners > 0) return counts_.held;
+  return slot.copies > 0 ? counts_.quarantined : counts_.free;
 }
 
 void BlockTable::expect_in_range(SlotIndex index) const {

@@ -53,11 +53,13 @@ class BlockTable {
     std::uint32_t owners = 0;
     std::uint32_t copies = 0;
     bool poisoned = false;
+    friend bool operator==(const Slot&, const Slot&) = default;
   };
   static std::uint32_t& holders_of(Slot& slot, Holder holder) noexcept {
     return holder == Holder::owner ? slot.owners : slot.copies;
   }
   std::uint32_t& count_of(const Slot& slot) noexcept;  // the counter of the state that it is in
+  void remove_one(SlotIndex index, Holder holder) noexcept;
   void expect_in_range(SlotIndex index) const;
   void expect_owner(SlotIndex index) const;
   void expect_enough_owners(std::span<const SlotIndex> slots);
@@ -72,7 +74,7 @@ class BlockTable {
 
 inline void BlockTable::expect_held(std::span<const SlotIndex> slots) const {
   for (const SlotIndex index : slots) {
-    if (index >= slots_.size() || slots_[index].owners == 0) expect_owner(index);
+    if (index >= counts_.capacity || slots_[index].owners == 0) expect_owner(index);
   }
 }
 
@@ -100,27 +102,17 @@ inline std::uint32_t BlockTable::remove(std::span<const SlotIndex> slots, Holder
   // Last first, so that the next acquire hands a run of neighbours out in the order that it had.
   for (std::size_t i = slots.size(); i-- > 0;) {
     const SlotIndex index = slots[i];
-    KVMEM_INVARIANT(index < slots_.size());
-    Slot& slot = slots_[index];
-    std::uint32_t& holders = holders_of(slot, holder);
-    KVMEM_INVARIANT(holders > 0);
-    // A fault of ours. Where nothing checks, losing a slot is better than handing it out twice.
-    if (holders == 0) continue;
-    std::uint32_t& was_in = count_of(slot);
-    --holders;
-    std::uint32_t& now_in = count_of(slot);
-    if (&now_in == &counts_.free) free_[counts_.free] = index;
-    --was_in;
-    ++now_in;
+    KVMEM_INVARIANT(index < counts_.capacity);
+    if (holder == Holder::owner && slots_[index] == Slot{1, 0, false}) {  // nearly always
+      slots_[index].owners = 0;
+      free_[counts_.free++] = index;
+      --counts_.held;
+    } else {
+      remove_one(index, holder);
+    }
   }
   expect_conserved();
   return counts_.free - free_before;
-}
-
-inline std::uint32_t& BlockTable::count_of(const Slot& slot) noexcept {
-  if (slot.poisoned) return counts_.poisoned;
-  if (slot.owners > 0) return counts_.held;
-  return slot.copies > 0 ? counts_.quarantined : counts_.free;
 }
 
 inline void BlockTable::expect_conserved() const noexcept {

@@ -48,7 +48,7 @@ void PoolCore::apply(Change&& change) noexcept {
   const bool watched = tickets_.waiting() > 0;
   change();
   note_peaks();
-  if (watched) device_->progress().bump();
+  if (watched) device_->progress().bump_for_waiters();
 }
 
 template <class Change>

@@ -47,7 +47,7 @@ void Bound::give_back(std::uint64_t amount) noexcept {
     told = queue_.waiting() > 0;
     queue_.give_back(amount);
   }
-  if (told) progress_->bump();
+  if (told) progress_->bump_for_waiters();
 }
 
 void Bound::abandon(const std::shared_ptr<Ticket>& ticket) noexcept {
@@ -56,7 +56,7 @@ void Bound::abandon(const std::shared_ptr<Ticket>& ticket) noexcept {
     const std::lock_guard lock(mutex_);
     queue_.abandon(ticket);
   }
-  progress_->bump();
+  progress_->bump_for_waiters();
 }
 
 void Bound::close() noexcept {
@@ -66,7 +66,7 @@ void Bound::close() noexcept {
     queue_.close();
     for (Waker& waker : watchers_) waker.fire();
   }
-  progress_->bump();
+  progress_->bump_for_waiters();
 }
 
 std::uint64_t Bound::taken() const {

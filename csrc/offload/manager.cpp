@@ -340,7 +340,7 @@ void Manager::finish(TransferJob& job) noexcept {
     job.ended.store(state);
   }
   for (Waker& waker : wakers) waker.fire();
-  runtime_->device().progress().bump();
+  runtime_->device().progress().bump_for_waiters();
 }
 
 // ---- 5 restore ----

@@ -124,6 +124,7 @@ RecycleQueue::Head RecycleQueue::ask(const Line& line, Parked& head) noexcept {
     auto event = std::make_shared<Event>(events_->acquire());
     event->record(line.stream);
     head.event = std::move(event);
+    events_->device().progress().bump();  // it may have been reached at once
   } catch (const DeviceLost&) {
     return Head::lost;
   } catch (...) {  // the next reap tries again

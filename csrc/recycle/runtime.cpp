@@ -122,7 +122,7 @@ Runtime::ReaperLease::~ReaperLease() {
   std::unique_lock lock(runtime_->mutex_);
   if (--runtime_->leases_ > 0) return;
   lock.unlock();
-  runtime_->device().progress().bump();
+  runtime_->device().progress().bump_for_all();
   lock.lock();
   // It let go of the last manager: it ends by itself.
   if (runtime_->reaper_id_ == std::this_thread::get_id()) return;

@@ -39,6 +39,38 @@ TEST(Progress, ABumpWakesEverySleeper) {
   EXPECT_LT(Clock::now() - started, 30s);
 }
 
+TEST(Progress, TheReaperIsWokenWhereNobodyElseIs) {
+  using Sleeper = Progress::Sleeper;
+  Progress progress;
+  std::atomic<int> woken{0};
+  const auto sleeper = [&](Sleeper who) {
+    return std::thread([&, who, seen = progress.value()] {
+      progress.sleep(seen, 60s, who);
+      ++woken;
+    });
+  };
+  const auto started = Clock::now();
+  std::thread reaper = sleeper(Sleeper::reaper);
+  std::this_thread::sleep_for(20ms);
+  progress.bump_for_waiters();
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(woken, 0) << "there was nothing to do";
+  std::thread waiter = sleeper(Sleeper::waiter);
+  std::this_thread::sleep_for(20ms);
+  progress.bump();
+  waiter.join();
+  EXPECT_EQ(woken, 1) << "the waiter does what is to be done";
+  progress.bump();
+  reaper.join();
+  reaper = sleeper(Sleeper::reaper);
+  waiter = sleeper(Sleeper::waiter);
+  std::this_thread::sleep_for(20ms);
+  progress.bump_for_all();
+  reaper.join();
+  waiter.join();
+  EXPECT_LT(Clock::now() - started, 30s);
+}
+
 TEST(Progress, NoChangeIsMissedByTwoThreadsThatTakeTurns) {
   Progress progress;
   std::atomic<int> turn{0};

@@ -13,7 +13,7 @@ namespace kvmem::test {
 
 using Bytes = std::vector<std::byte>;
 inline constexpr Nanoseconds second = 1'000'000'000;
-inline constexpr std::size_t piece = std::size_t{512} << 10;
+inline constexpr std::size_t piece = std::size_t{256} << 10;
 
 inline Bytes filled(std::size_t bytes, int value) {
   return Bytes(bytes, static_cast<std::byte>(value));

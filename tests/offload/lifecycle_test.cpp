@@ -245,7 +245,7 @@ TEST(Lifecycle, AReaperEndsTransfersWithoutAnybodysHelp) {
   for (BlockId block = 0; block < 20; ++block)
     transfers.push_back(world.offload({.blocks = {block}}));
   for (const auto& transfer : transfers) {
-    EXPECT_TRUE(comes_true([&] { return transfer->done(); }));
+    ASSERT_TRUE(comes_true([&] { return transfer->done(); }));
     EXPECT_EQ(transfer->state(), TransferState::done);
   }
 }
