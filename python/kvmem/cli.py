@@ -13,6 +13,7 @@ def make_app() -> typer.Typer:
     """Put the commands together. Raises ModuleNotFoundError without the extra `cli`."""
     import typer
 
+    from kvmem.bench import command as bench_command
     from kvmem.replay import command as replay_command
 
     app = typer.Typer(
@@ -40,6 +41,7 @@ def make_app() -> typer.Typer:
         del version
 
     app.command("replay", help=replay_command.HELP)(replay_command.replay)
+    app.command("bench", help=bench_command.HELP)(bench_command.bench)
     return app
 
 

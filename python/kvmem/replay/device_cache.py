@@ -12,7 +12,7 @@ when those have ended.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 # What a restore's targets hold before it: never the bytes of a block, whose words are all odd.
 _DIRT = np.uint64(0xDEADBEEF00000000)
+
+# Far beyond what any copy here takes: reaching it means that something hangs.
+_STUCK_SECONDS = 120.0
+
+PIECES_BYTES = 2 << 20
+"""Blocks that all lanes together have outside the device at a time, unless one block is larger."""
 
 Run = tuple[int, int]
 """Positions first to last, the last one excluded."""
@@ -52,8 +58,10 @@ class Lane(ABC):
         buffers: Sequence[kvmem.DeviceBuffer],
         blocks: int,
         first_block: int,
+        piece_blocks: int,
     ) -> None:
         self._pattern = pattern
+        self._piece_blocks = piece_blocks
         self._blocks = blocks
         self._first_block = first_block
         self._regions: list[NDArray[np.uint64]] = []
@@ -83,17 +91,30 @@ class Lane(ABC):
 
         Raises the restore's error if it has failed by then.
         """
-        runs = runs_of(positions)
         for stage in range(REGIONS):
             restore.wait_on(self.consumer, stage=stage)
-            self._read(stage, runs)
+            self._read(stage, positions[: self._piece_blocks])
 
-    @abstractmethod
-    def _read(self, stage: int, runs: Sequence[Run]) -> None: ...
-
-    @abstractmethod
     def differing(self, positions: Sequence[int], seeds: NDArray[np.uint64]) -> int:
         """Count the consumed blocks that differ from the patterns of their seeds."""
+        if not self._regions:
+            return 0
+        return sum(
+            self._pattern.differing(self._consumed_bytes(piece, number), seeds[piece])
+            for number, piece in enumerate(self._pieces(positions))
+        )
+
+    def _pieces(self, positions: Sequence[int]) -> Iterator[list[int]]:
+        for first in range(0, len(positions), self._piece_blocks):
+            yield list(positions[first : first + self._piece_blocks])
+
+    @abstractmethod
+    def _read(self, stage: int, piece: Sequence[int]) -> None:
+        """Let the consumer read one region of these blocks."""
+
+    @abstractmethod
+    def _consumed_bytes(self, piece: list[int], number: int) -> NDArray[np.uint64]:
+        """Give what the consumer found: uint64[regions, blocks, words]; consume() read piece 0."""
 
     def synchronize(self, timeout: float) -> None:
         """Wait until both streams are idle, in seconds. Raises TimedOut."""
@@ -102,7 +123,11 @@ class Lane(ABC):
 
 
 class StreamLane(Lane):
-    """Computing and consuming are copies on the lane's streams."""
+    """Computing and consuming are copies on the lane's streams, from and to memory outside.
+
+    There is little of that, however large the device: what is computed beyond it waits until the
+    bytes before have arrived, and what is consumed beyond it is read when it is verified.
+    """
 
     def __init__(
         self,
@@ -111,33 +136,39 @@ class StreamLane(Lane):
         buffers: Sequence[kvmem.DeviceBuffer],
         blocks: int,
         first_block: int,
+        piece_blocks: int,
     ) -> None:
-        super().__init__(device, pattern, buffers, blocks, first_block)
-        shape = self._regions[0].shape
-        self._dirt = np.full(shape, _DIRT, dtype=np.uint64)
-        # Sources of what is computed and targets of what is read: their positions never meet.
-        self._outside = np.zeros((len(self._regions), *shape), dtype=np.uint64)
+        super().__init__(device, pattern, buffers, blocks, first_block, piece_blocks)
+        shape = (len(self._regions), piece_blocks, self._regions[0].shape[1])
+        self._dirt = np.full(shape[1:], _DIRT, dtype=np.uint64)
+        self._sources = np.zeros(shape, dtype=np.uint64)
+        self._targets = np.zeros(shape, dtype=np.uint64)
 
     def dirty(self, positions: Sequence[int]) -> None:
-        for first, last in runs_of(positions):
+        for piece in self._pieces(positions):
             for region in self._regions:
-                self.producer.copy(region[first:last], self._dirt[: last - first])
+                for target, source in _beside(region, self._dirt, piece):
+                    self.producer.copy(target, source)
 
     def compute(self, positions: Sequence[int], seeds: NDArray[np.uint64]) -> None:
-        for first, last in runs_of(positions):
-            self._pattern.fill(self._outside[:, first:last], seeds[first:last])
-            for region, outside in zip(self._regions, self._outside, strict=True):
-                self.producer.copy(region[first:last], outside[first:last])
+        for number, piece in enumerate(self._pieces(positions)):
+            if number > 0:
+                self.producer.synchronize(_STUCK_SECONDS)
+            self._pattern.fill(self._sources[:, : len(piece)], seeds[piece])
+            for region, outside in zip(self._regions, self._sources, strict=True):
+                for target, source in _beside(region, outside, piece):
+                    self.producer.copy(target, source)
 
-    def _read(self, stage: int, runs: Sequence[Run]) -> None:
-        for first, last in runs:
-            self.consumer.copy(self._outside[stage][first:last], self._regions[stage][first:last])
+    def _read(self, stage: int, piece: Sequence[int]) -> None:
+        for source, target in _beside(self._regions[stage], self._targets[stage], piece):
+            self.consumer.copy(target, source)
 
-    def differing(self, positions: Sequence[int], seeds: NDArray[np.uint64]) -> int:
-        return sum(
-            self._pattern.differing(self._outside[:, first:last], seeds[first:last])
-            for first, last in runs_of(positions)
-        )
+    def _consumed_bytes(self, piece: list[int], number: int) -> NDArray[np.uint64]:
+        if number > 0:
+            for stage in range(REGIONS):
+                self._read(stage, piece)
+            self.consumer.synchronize(_STUCK_SECONDS)
+        return self._targets[:, : len(piece)]
 
 
 class InstantLane(Lane):
@@ -155,18 +186,22 @@ class InstantLane(Lane):
             for stage, region in enumerate(self._regions):
                 self._pattern.fill_segment(stage, region[first:last], seeds[first:last])
 
-    def _read(self, stage: int, runs: Sequence[Run]) -> None:
-        del stage, runs  # differing() looks at the blocks themselves
+    def _read(self, stage: int, piece: Sequence[int]) -> None:
+        del stage, piece  # differing() looks at the blocks themselves
 
-    def differing(self, positions: Sequence[int], seeds: NDArray[np.uint64]) -> int:
-        if not self._regions:
-            return 0
-        return sum(
-            self._pattern.differing(
-                np.stack([region[first:last] for region in self._regions]), seeds[first:last]
-            )
-            for first, last in runs_of(positions)
-        )
+    def _consumed_bytes(self, piece: list[int], number: int) -> NDArray[np.uint64]:
+        del number
+        return np.stack([region[piece] for region in self._regions])
+
+
+def _beside(
+    region: NDArray[np.uint64], outside: NDArray[np.uint64], positions: Sequence[int]
+) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
+    """Pair up the runs of these blocks in the region with memory outside, where they are dense."""
+    place = 0
+    for first, last in runs_of(positions):
+        yield region[first:last], outside[place : place + last - first]
+        place += last - first
 
 
 _LANES = {"host": StreamLane, "virtual": InstantLane}
@@ -205,7 +240,8 @@ class DeviceCache:
             ]
         )
         lane = _LANES[device.kind]
+        piece_blocks = max(1, min(lane_blocks, PIECES_BYTES // (lanes * block_bytes)))
         self.lanes: list[Lane] = [
-            lane(device, self.pattern, self._buffers, lane_blocks, first)
+            lane(device, self.pattern, self._buffers, lane_blocks, first, piece_blocks)
             for first in range(0, blocks, lane_blocks)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -93,7 +94,9 @@ class Recorder:
         self._pool = pool
         self._start = now(device)
         self._samples: list[tuple[float, ...]] = []
-        self._rows: dict[int, tuple[float, ...]] = {}
+        self._rows = array("d")
+        """Six of each ended transfer, as in Transfers; flat, for there are many."""
+        self._recorded: set[int] = set()
         self._calls = 0
 
     def sample(self, last: bool = False) -> None:
@@ -119,21 +122,20 @@ class Recorder:
 
     def transfers(self) -> Transfers:
         """Give all transfers whose end was observed, in the order of their requests."""
-        rows = np.array(sorted(self._rows.values(), key=lambda row: row[2]), dtype=np.float64)
-        rows = rows.reshape(-1, 6)
+        unsorted = np.array(self._rows).reshape(-1, 6)
+        rows = unsorted[np.argsort(unsorted[:, 2], kind="stable")]
         rows[:, 2:] -= rows[0, 2] if len(rows) else 0.0
         flags = rows[:, :2].astype(np.bool_)
         return Transfers(flags[:, 0], flags[:, 1], *rows[:, 2:].T)
 
     def _read_timeline(self) -> None:
         for record in self._manager.timeline():
-            if record.id not in self._rows:
+            if record.id not in self._recorded:
+                self._recorded.add(record.id)
                 stamps = (record.requested, record.started, record.completed, record.observed)
-                self._rows[record.id] = (
-                    record.kind == "restore",
-                    record.state == "done",
-                    *(np.nan if stamp is None else stamp for stamp in stamps),
-                )
+                self._rows.append(record.kind == "restore")
+                self._rows.append(record.state == "done")
+                self._rows.extend(np.nan if stamp is None else stamp for stamp in stamps)
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,12 @@ def read_trace(path: Path, limit: int | None = None) -> list[Request]:
 
 def _requests(lines: Iterable[str], name: str) -> Iterator[Request]:
     before = 0.0
+    known: dict[int, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"trace {name}, line {number}"
-        request = _parse(line, where)
+        request = _parse(line, where, known)
         if request.timestamp_ms < before:
             raise TraceError(
                 f"{where}: timestamp {request.timestamp_ms:g} is before {before:g} of the request"
@@ -66,7 +67,7 @@ def _requests(lines: Iterable[str], name: str) -> Iterator[Request]:
         yield request
 
 
-def _parse(line: str, where: str) -> Request:
+def _parse(line: str, where: str, known: dict[int, int]) -> Request:
     try:
         record = json.loads(line)
     # A RecursionError is what deeply nested brackets give.
@@ -78,7 +79,7 @@ def _parse(line: str, where: str) -> Request:
         timestamp_ms=_time(record, where),
         input_length=_count(record, "input_length", 1, where),
         output_length=_count(record, "output_length", 0, where),
-        keys=_keys(record, where),
+        keys=_keys(record, where, known),
     )
     _expect_block_size(request, where)
     return request
@@ -107,14 +108,15 @@ def _count(record: dict[str, object], name: str, least: int, where: str) -> int:
     return value
 
 
-def _keys(record: dict[str, object], where: str) -> tuple[int, ...]:
+def _keys(record: dict[str, object], where: str, known: dict[int, int]) -> tuple[int, ...]:
+    """Equal keys are one object, which `known` finds: most of a trace's memory is keys."""
     ids = _field(record, "hash_ids", where)
     if not isinstance(ids, list):
         raise TraceError(f"{where}: hash_ids: {shown(ids)} is no list")
     for value in ids:
         if type(value) is not int or not 0 <= value < _KEY_LIMIT:
             raise TraceError(f"{where}: hash_ids: {shown(value)} is no whole number of 64 bits")
-    return tuple(ids)
+    return tuple(known.setdefault(value, value) for value in ids)
 
 
 def _expect_block_size(request: Request, where: str) -> None:
