@@ -12,7 +12,9 @@ py::array block_view(const PyBlocks& self, const py::object& index) {
   expect_bytes("a view of a block", self.runtime->device());
   std::byte* const data = self.blocks.data(i);
   const std::size_t bytes = self.blocks.block_bytes();
-  return bytes_view(data, bytes, py::cast(PyBlocks{self.runtime, self.blocks.share(i, 1)}));
+  const py::object holder = py::cast(PyBlocks{self.runtime, self.blocks.share(i, 1)});
+  if (!holder) throw py::error_already_set();  // no memory
+  return bytes_view(data, bytes, holder);
 }
 
 py::array gather(const PyBlocks& self, const py::object& out) {

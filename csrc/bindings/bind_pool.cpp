@@ -77,42 +77,74 @@ std::optional<PyBlocks> try_acquire(const PyPool& self, const py::object& count)
   return PyBlocks{self.runtime, std::move(*blocks)};
 }
 
-// Kept for as long as the process lives.
-PyObject* try_acquire_slowly = nullptr;
-
-PyObject* try_acquire_now(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
-                          PyObject* names) {
-  const bool plain = count == 1 && names == nullptr && PyLong_CheckExact(arguments[0]);
-  // pybind11 keeps the one value of an object there; null before __init__.
-  const auto* const object = reinterpret_cast<py::detail::instance*>(self);
-  const auto* const pool =
-      object->simple_layout ? static_cast<const PyPool*>(object->simple_value_holder[0]) : nullptr;
-  if (plain && pool != nullptr) {
-    try {
-      int overflow = 0;
-      const long long wanted = PyLong_AsLongLongAndOverflow(arguments[0], &overflow);
-      if (wanted > 0 && pool->pool->free() >= static_cast<std::uint64_t>(wanted)) {
-        auto blocks = pool->pool->try_acquire(static_cast<std::size_t>(wanted));
-        if (blocks) return LightType<PyBlocks>::create(PyBlocks{pool->runtime, std::move(*blocks)});
-      }
-    } catch (...) {  // nothing was taken: it comes again, and is translated
-    }
-  }
-  return call_slowly(try_acquire_slowly, self, arguments, count, names);
-}
-
-PyMethodDef try_acquire_method =
-    fast_method("try_acquire", &try_acquire_now,
-                "try_acquire($self, count)\n--\n\n"
-                "`count` blocks, or None when fewer are free or somebody waits. Raises "
-                "InvalidArgument, Closed.");
-
 PyBlocks acquire(const PyPool& self, const py::object& count, const py::object& timeout) {
   const std::size_t wanted = size_argument("count", count);
   drop_done_copies();
   const auto deadline = self.runtime->deadline_after(timeout_argument(timeout));
   const Unlocked unlocked;
   return {self.runtime, self.runtime->acquire(*self.pool, wanted, deadline, signals())};
+}
+
+// ---- the common case of both: one small number, and the blocks are there ----
+
+// Null without an error: it is not the common case.
+PyObject* acquire_at_once(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
+                          PyObject* names) {
+  if (count != 1 || names != nullptr || !PyLong_CheckExact(arguments[0])) return nullptr;
+  // pybind11 keeps the one value of an object there; null before __init__.
+  const auto* const object = reinterpret_cast<py::detail::instance*>(self);
+  const auto* const pool =
+      object->simple_layout ? static_cast<const PyPool*>(object->simple_value_holder[0]) : nullptr;
+  if (pool == nullptr) return nullptr;
+  int overflow = 0;
+  const long long wanted = PyLong_AsLongLongAndOverflow(arguments[0], &overflow);
+  try {
+    if (wanted <= 0 || pool->pool->free() < static_cast<std::uint64_t>(wanted)) return nullptr;
+    auto blocks = pool->pool->try_acquire(static_cast<std::size_t>(wanted));
+    if (blocks) return LightType<PyBlocks>::create(PyBlocks{pool->runtime, std::move(*blocks)});
+  } catch (...) {  // nothing was taken: it comes again, and is translated
+  }
+  return nullptr;
+}
+
+// Kept for as long as the process lives.
+PyObject* try_acquire_slowly = nullptr;
+PyObject* acquire_slowly = nullptr;
+
+template <PyObject*& slowly>
+PyObject* acquire_now(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
+                      PyObject* names) {
+  PyObject* const blocks = acquire_at_once(self, arguments, count, names);
+  if (blocks != nullptr || PyErr_Occurred()) return blocks;
+  return call_slowly(slowly, self, arguments, count, names);
+}
+
+PyMethodDef try_acquire_method =
+    fast_method("try_acquire", &acquire_now<try_acquire_slowly>,
+                "try_acquire($self, count)\n--\n\n"
+                "`count` blocks, or None when fewer are free or somebody waits. Raises "
+                "InvalidArgument, Closed.");
+PyMethodDef acquire_method = fast_method(
+    "acquire", &acquire_now<acquire_slowly>,
+    "acquire($self, count, timeout=None)\n--\n\n"
+    "Waits in a FIFO, seconds. Raises PoolExhausted at the time-out, CapacityError at once "
+    "when\n`count` can never be had.");
+
+void bind_acquire(const py::class_<PyPool>& pool_type) {
+  const auto add = [&](PyMethodDef& method) {
+    pool_type.attr(method.ml_name) = py::reinterpret_steal<py::object>(
+        PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(pool_type.ptr()), &method));
+  };
+  try_acquire_slowly =
+      py::cpp_function(&try_acquire, py::name("try_acquire"), py::arg("self"), py::arg("count"))
+          .release()
+          .ptr();
+  acquire_slowly = py::cpp_function(&acquire, py::name("acquire"), py::arg("self"),
+                                    py::arg("count"), py::arg("timeout") = py::none())
+                       .release()
+                       .ptr();
+  add(try_acquire_method);
+  add(acquire_method);
 }
 
 py::dict pool_stats(const PyPool& self) {
@@ -168,20 +200,11 @@ void bind_pool(py::module_& module) {
       .def("take", [](PyTicket& self) { return PyBlocks{self.runtime, self.held().take()}; })
       .def("drop", [](PyTicket& self) { self.ticket.reset(); });
   py::class_<PyPool> pool_type(module, "BlockPool");
-  try_acquire_slowly =
-      py::cpp_function(&try_acquire, py::name("try_acquire"), py::arg("self"), py::arg("count"))
-          .release()
-          .ptr();
-  pool_type.attr("try_acquire") = py::reinterpret_steal<py::object>(
-      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(pool_type.ptr()), &try_acquire_method));
+  bind_acquire(pool_type);
   pool_type
       .def(py::init(&make_pool), py::arg("device"), py::kw_only(), py::arg("block_bytes"),
            py::arg("capacity_bytes"), py::arg("pin"), py::arg("hugepages"), py::arg("numa_node"),
            py::arg("shared"), py::arg("progress"))
-      .def("acquire", &acquire, py::arg("count"), py::arg("timeout") = py::none(),
-           "Waits in a FIFO, seconds. Raises PoolExhausted at the time-out, CapacityError at once "
-           "when `count` can\n"
-           "never be had.")
       .def("_enqueue",
            [](const PyPool& self, const py::object& count, std::shared_ptr<WakeList> list,
               std::uint64_t token) {

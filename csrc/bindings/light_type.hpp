@@ -5,9 +5,14 @@
 // the GIL.
 #pragma once
 
+#include <structmember.h>
+
+#include <cstddef>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <utility>
+#include <vector>
 
 #include <pybind11/pybind11.h>
 
@@ -29,16 +34,14 @@ inline PyMethodDef fast_method(const char* name, FastCall call, const char* doc)
 inline PyObject* call_slowly(py::handle function, PyObject* self, PyObject* const* arguments,
                              Py_ssize_t count, PyObject* names) {
   const Py_ssize_t all = count + (names == nullptr ? 0 : PyTuple_GET_SIZE(names));
-  py::tuple passed(1 + count);
-  passed[0] = py::reinterpret_borrow<py::object>(self);
-  for (Py_ssize_t i = 0; i < count; ++i)
-    passed[static_cast<std::size_t>(1 + i)] = py::reinterpret_borrow<py::object>(arguments[i]);
-  py::dict named;
-  for (Py_ssize_t i = count; i < all; ++i) {
-    if (PyDict_SetItem(named.ptr(), PyTuple_GET_ITEM(names, i - count), arguments[i]) != 0)
-      return nullptr;
+  try {
+    std::vector<PyObject*> passed{self};
+    passed.insert(passed.end(), arguments, arguments + all);
+    return PyObject_Vectorcall(function.ptr(), passed.data(), static_cast<std::size_t>(1 + count),
+                               names);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
   }
-  return PyObject_Call(function.ptr(), passed.ptr(), named.ptr());
 }
 
 template <class T>
@@ -48,9 +51,13 @@ class LightType {
   // process.
   static void make(py::module_& module, const char* full_name, const char* doc,
                    PyMethodDef* methods) {
+    PyMemberDef members[] = {
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(Object, weak_references), READONLY, nullptr},
+        {nullptr, 0, 0, 0, nullptr}};
     PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(&destroy)},
                            {Py_tp_doc, const_cast<char*>(doc)},
                            {Py_tp_methods, methods},
+                           {Py_tp_members, members},
                            {0, nullptr}};
     PyType_Spec spec{full_name, sizeof(Object), 0,
                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
@@ -82,18 +89,23 @@ class LightType {
   // Null, with Python's error set, without memory.
   [[nodiscard]] static PyObject* create(T&& value) noexcept {
     Object* const object = PyObject_New(Object, type_);
-    if (object != nullptr) std::construct_at(&object->value, std::move(value));
+    if (object == nullptr) return nullptr;
+    object->weak_references = nullptr;
+    std::construct_at(&object->value, std::move(value));
     return reinterpret_cast<PyObject*>(object);
   }
 
  private:
   struct Object {
-    PyObject_HEAD T value;
+    PyObject_HEAD PyObject* weak_references;
+    T value;
   };
 
   static py::handle type() noexcept { return reinterpret_cast<PyObject*>(type_); }
 
   static void destroy(PyObject* object) noexcept {
+    if (reinterpret_cast<Object*>(object)->weak_references != nullptr)
+      PyObject_ClearWeakRefs(object);
     std::destroy_at(&of(object));
     PyTypeObject* const type = Py_TYPE(object);
     PyObject_Free(object);

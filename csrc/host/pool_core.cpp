@@ -195,7 +195,7 @@ void PoolCore::drop_pool() noexcept {
 std::uint64_t PoolCore::free() {
   expect_same_process();
   const std::lock_guard lock(mutex_);
-  return tickets_.free();
+  return tickets_.waiting() > 0 ? 0 : tickets_.free();  // nobody overtakes
 }
 
 PoolStats PoolCore::stats() {

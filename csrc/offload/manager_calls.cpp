@@ -130,6 +130,8 @@ CancelOutcome Manager::cancel(TransferJob& job) noexcept {
   finish(job);
   // The queue lets go of it: until then it would keep its manager alive.
   submit_some(side(job), Turn::skip);
+  // What ran behind it, or wants its lane, may be of another side or manager: somebody is to look.
+  runtime_->device().progress().bump();
   return submitted ? CancelOutcome::draining : CancelOutcome::not_submitted;
 }
 

@@ -41,7 +41,7 @@ void Transfer::expect_done() const {
 std::shared_ptr<HostCopy> Transfer::result() {
   job_->manager->mark_.expect_same_process("the transfer");
   // It may have ended and only not been asked yet: a caller who saw a later end counts on that.
-  if (!done()) job_->manager->runtime()->recycle().reap_in_turn();
+  if (!done()) job_->manager->runtime()->catch_up();
   expect_done();
   if (job_->kind == TransferKind::restore) return nullptr;
   const std::lock_guard lock(job_->manager->mutex_);

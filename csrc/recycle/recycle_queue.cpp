@@ -124,7 +124,8 @@ RecycleQueue::Head RecycleQueue::ask(const Line& line, Parked& head) noexcept {
     auto event = std::make_shared<Event>(events_->acquire());
     event->record(line.stream);
     head.event = std::move(event);
-    events_->device().progress().bump();  // it may have been reached at once
+    // It may have been reached at once; then nothing else tells.
+    if (head.event->query() == EventState::done) events_->device().progress().bump();
   } catch (const DeviceLost&) {
     return Head::lost;
   } catch (...) {  // the next reap tries again

@@ -54,6 +54,11 @@ bool Runtime::advance() noexcept {
   return waiting;
 }
 
+void Runtime::catch_up() noexcept {
+  recycle_.reap_in_turn();
+  advance();
+}
+
 // ---- waiting ----
 
 std::optional<Nanoseconds> Runtime::deadline_after(std::optional<double> seconds) const {
@@ -66,13 +71,18 @@ std::optional<Nanoseconds> Runtime::deadline_after(std::optional<double> seconds
 
 bool Runtime::wait_until(const std::function<bool()>& done, std::optional<Nanoseconds> deadline,
                          const Interrupt& interrupt) {
+  struct Leaving {
+    Runtime& runtime;
+    bool waiting = false;
+    ~Leaving() { runtime.hand_over(waiting); }
+  } leaving{*this};
   // Signals come in real time, whatever the device's clock is.
   using Clock = std::chrono::steady_clock;
   auto last_look = Clock::now();
   Nanoseconds poll = shortest_poll;
   for (;;) {
     const std::uint64_t seen = device_->progress().value();
-    advance();
+    leaving.waiting = advance();
     if (done()) return true;
     if (process_is_exiting()) return false;  // nothing moves any more
     Nanoseconds most = device_->info().wakes_sleepers ? longest_sleep : poll;
@@ -80,7 +90,10 @@ bool Runtime::wait_until(const std::function<bool()>& done, std::optional<Nanose
     if (device_->info().virtual_time) most = std::numeric_limits<Nanoseconds>::max();
     if (deadline) {
       const Nanoseconds left = *deadline - device_->now();
-      if (left <= 0) return false;
+      if (left <= 0) {
+        catch_up();  // another thread may be about to observe the end
+        return done();
+      }
       most = std::min(most, left);
     }
     if (interrupt && Clock::now() - last_look > std::chrono::nanoseconds(interrupt_every)) {
@@ -90,6 +103,11 @@ bool Runtime::wait_until(const std::function<bool()>& done, std::optional<Nanose
     device_->sleep(seen, most, true);
     poll = std::min(2 * poll, longest_poll);
   }
+}
+
+void Runtime::hand_over(bool waiting) noexcept {
+  if (reaper_sleeps_soundly_.load() && (waiting || recycle_.in_flight() > 0))
+    device_->progress().bump();
 }
 
 HostBlocks Runtime::acquire(BlockPool& pool, std::size_t count, std::optional<Nanoseconds> deadline,
@@ -151,7 +169,9 @@ void Runtime::run_reaper() {
     const bool in_flight = waiting || recycle_.in_flight() > 0;
     poll = recycle_.in_flight() < before ? shortest_poll : std::min(2 * poll, longest_poll);
     const Nanoseconds asking = device_->info().wakes_sleepers ? longest_unasked : poll;
+    reaper_sleeps_soundly_.store(!in_flight);
     device_->sleep(seen, in_flight ? asking : idle_sleep, false);
+    reaper_sleeps_soundly_.store(false);
   }
 }
 

@@ -9,6 +9,7 @@
 // Always held by shared_ptr. Any thread; never call under a lock of your own.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <list>
@@ -47,6 +48,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   void add(std::weak_ptr<Submitter> submitter);
   bool advance() noexcept;  // whether accepted work still waits for submission
+  // The same, and waits for its turn to reap: what the device has finished before the call has
+  // ended behind it.
+  void catch_up() noexcept;
 
   // Advances and sleeps until done() or the device's clock passes `deadline` (none: for ever).
   // Returns done().
@@ -89,6 +93,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   };
   Spare& spare_stream();  // with spare_mutex_ held
   void run_reaper();
+  // By a thread that leaves off waiting: what it was woken for, the reaper was not. `waiting`: what
+  // its last advance() said.
+  void hand_over(bool waiting) noexcept;
 
   std::shared_ptr<Device> device_;
   std::shared_ptr<EventPool> events_;
@@ -99,6 +106,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::size_t leases_ = 0;
   bool reaper_runs_ = false;
   std::thread::id reaper_id_;
+  std::atomic<bool> reaper_sleeps_soundly_{false};  // until somebody wakes it
   std::condition_variable reaper_ended_;
 
   std::mutex spare_mutex_;
