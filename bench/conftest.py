@@ -133,11 +133,11 @@ def pytest_terminal_summary(
 
 
 def _arguments(given: list[str]) -> list[str]:
-    """Without the name of the results, which says nothing about them."""
+    """Without the files that are written, whose names say nothing about the results."""
     kept = []
     skip = False
     for argument in given:
-        if not skip and not argument.startswith("--results"):
+        if not skip and not argument.startswith(("--results", "--benchmark-json")):
             kept.append(argument)
-        skip = argument == "--results"
+        skip = argument in {"--results", "--benchmark-json"}
     return kept

@@ -183,7 +183,7 @@ def installed() -> dict[str, PythonPool | None]:
         try:
             found[name] = make()
         except ImportError as error:
-            found[f"{name}: {error}"] = None
+            found[f"{name}: no {error.name}"] = None
     return found
 
 

@@ -84,7 +84,7 @@ def machine() -> str:
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return (
         f"{model}, {len(os.sched_getaffinity(0))} cores, {memory_bytes / 2**30:.1f} GiB of memory, "
-        f"Linux {platform.release()}, Python {platform.python_version()}"
+        f"Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}"
     )
 
 

@@ -32,4 +32,7 @@ def test_a_copy_with_its_checksum(
         moved_bytes=nbytes,
         rounds=9,
     )
+    copy.clear_targets()
+    copy.copy_with_crc()
+    assert copy.all_copied()
     assert copy.copy_with_crc() == copy.memcpy_then_crc() == copy.crc_only()

@@ -82,7 +82,7 @@ class Gather:
             with quiet():
                 import torch
         except ImportError as error:
-            return {f"{name}: {error}": None}
+            return {f"{name}: no {error.name}": None}
         torch.set_num_threads(1)
         large, small = torch.from_numpy(self.large), torch.from_numpy(self.small)
         ids = torch.from_numpy(self.ids)

@@ -28,10 +28,17 @@ constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 constexpr Nanoseconds second = 1'000'000'000;
 
 // The calling thread may run on these cores only. Where the machine has too few, anywhere.
-void pin_to(unsigned first_core, unsigned end_core) {
-  cpu_set_t cores;
+// To some of the cores that the caller may run on: the first is number 0.
+void pin_to(unsigned first, unsigned end) {
+  cpu_set_t allowed, cores;
   CPU_ZERO(&cores);
-  for (unsigned core = first_core; core < end_core; ++core) CPU_SET(core, &cores);
+  if (pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed) != 0) return;
+  unsigned number = 0;
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed)) continue;
+    if (number >= first && number < end) CPU_SET(core, &cores);
+    ++number;
+  }
   pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
 }
 
@@ -205,7 +212,7 @@ std::uint32_t ScatteredCopy::crc_only() {
 
 void ScatteredCopy::copy_with_device() {
   std::jthread([this] {
-    if (device_ == nullptr) start_device();
+    if (device_ == nullptr) std::jthread([this] { start_device(); }).join();
     pin_to(0, 1);
     submit_and_help();
   }).join();
