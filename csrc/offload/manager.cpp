@@ -198,7 +198,8 @@ std::shared_ptr<Transfer> Manager::accept(TransferKind kind, TransferRequest req
   } catch (const Busy&) {
     // What is in the way may have ended and only not been asked yet: a caller who saw a later end
     // counts on that.
-    runtime_->catch_up();
+    runtime_->recycle().reap_in_turn();
+    runtime_->device().progress().bump();  // somebody is to submit what that made room for
     activate(job, admission);
   }
   const bool first = accepting.queue->accept(std::move(entry));  // from here on nothing can fail
