@@ -52,10 +52,15 @@ class Sample:
         return f"{resident:7.1f} MiB {self.descriptors:4} descriptors {self.threads:3} threads"
 
 
+_sampling = threading.Lock()
+"""A sample opens files itself, which another one must not count."""
+
+
 def take_sample(begun: float) -> Sample:
-    with open("/proc/self/statm") as statm:
-        resident_bytes = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    descriptors = len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
+    with _sampling:
+        with open("/proc/self/statm") as statm:
+            resident_bytes = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        descriptors = len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
     threads = len(os.listdir("/proc/self/task"))
     return Sample(time.monotonic() - begun, resident_bytes, descriptors, threads)
 
