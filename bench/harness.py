@@ -6,7 +6,6 @@ it measures depends on what else the machine does.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import sysconfig
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvmem.bench.rounds import Comparison
+from kvmem.bench.rounds import Comparison, no_collector
 from table import Row, show_ns
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,7 +133,7 @@ class Versus:
                 seconds[key].append(_seconds_of(there[key]))
             timed.before()
 
-        with _no_collector():
+        with no_collector():
             self.benchmark.pedantic(
                 timed.run,
                 setup=run_baselines,
@@ -205,19 +204,6 @@ def _can_judge(goal: Goal, there: Mapping[str, object]) -> bool:
         return True
     named = [goal.baseline] if isinstance(goal, AtMost) else goal.baselines
     return all(baseline in there for baseline in named)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """A collection would hit whoever runs just then, and what it walks is not ours."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import time
@@ -17,7 +16,7 @@ from kvmem.bench import contenders
 from kvmem.bench.contenders import Handoff, KvmemPool, ListPool, ScatteredCopy, Submission
 from kvmem.bench.options import BenchError, BenchOptions, Sizes
 from kvmem.bench.result import KVMEM, BenchResult, Row, describe_machine, peak_bytes, rows_of
-from kvmem.bench.rounds import Comparison, compare
+from kvmem.bench.rounds import Comparison, compare, no_collector
 
 SEGMENT_BYTES = (16 << 10, 64 << 10, 512 << 10)
 """Of what is copied."""
@@ -235,7 +234,7 @@ def run_bench(options: BenchOptions, on_progress: Progress = lambda *_: None) ->
     bench = Bench(options, sum(one.comparisons for one in chosen), on_progress)
     _expect_memory(bench.device, max(one.needed_bytes(options.sizes) for one in chosen))
     rows: list[Row] = []
-    with _no_collector():
+    with no_collector():
         for one in chosen:
             rows += one.run(bench)
     machine = describe_machine(bench.device.info["copy_kernel"])
@@ -270,16 +269,3 @@ def _resident_bytes() -> int:
 def _grown_bytes(before: int) -> int:
     """A byte at least: where memory from before was free, there may be no growth to see."""
     return max(1, _resident_bytes() - before)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Keep collections away, which would hit whoever runs just then."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -7,10 +7,12 @@ medians taken at different times.
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -79,3 +81,16 @@ def compare(
         on_round()
     found.load.append(os.getloadavg()[0])
     return found
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Keep collections away, which would hit whoever runs just then."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
