@@ -1,5 +1,7 @@
 #include "recycle/runtime.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <list>
@@ -12,6 +14,7 @@
 #include "base/error.hpp"
 #include "device/host_device.hpp"
 #include "device/virtual_device.hpp"
+#include "support/polled_device.hpp"
 #include "support/scripted_device.hpp"
 #include "support/stall.hpp"
 #include "support/wait_for.hpp"
@@ -399,6 +402,28 @@ TEST(Reaper, ReapsWithoutAnybodysHelpAndEndsWithTheLastLease) {
   const std::weak_ptr<Runtime> alive = runtime;
   runtime.reset();
   EXPECT_TRUE(comes_true([&] { return alive.expired(); })) << "the thread kept its runtime";
+}
+
+// A thread that waits is woken instead of the reaper. Nothing but polling learns of this end.
+TEST(Reaper, TakesOverFromAWaiterThatLeaves) {
+  const auto host = make_host_device({.workers = 1});
+  const auto device = std::make_shared<PolledDevice>(host);
+  const auto runtime = Runtime::make(device);
+  const auto pool = make_pool(device, 8);
+  const Stream engine(device);
+  const auto lease = runtime->lease_reaper();
+  std::atomic<bool> leaves{false};
+  std::thread waiter(
+      [&] { EXPECT_TRUE(runtime->wait_until([&] { return leaves.load(); }, std::nullopt, {})); });
+  // Both sleep by then; the waiter wakes now and then, for a moment, to poll.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  Stall stall(host, engine.handle());
+  auto blocks = pool->try_acquire(2);
+  runtime->release_after(*blocks, {runtime->mark_stream(engine.handle())});
+  leaves = true;
+  waiter.join();
+  stall.open();
+  EXPECT_TRUE(comes_true([&] { return pool->stats().slots.free == 8; })) << "nobody polls";
 }
 
 TEST(Reaper, ALeaseKeepsTheRuntimeAlive) {
