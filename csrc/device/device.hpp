@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/progress.hpp"
@@ -54,7 +55,13 @@ struct DeviceInfo {
   // now() moves only where somebody sleeps with `help` or moves it: no thread of kvmem's runs.
   bool virtual_time = false;
   bool has_bytes = true;  // false: memory is addresses only, and copies move nothing
+  // A call may wait for a driver: nobody holds a lock or the GIL across one.
+  bool calls_block = false;
+  std::optional<int> numa_node;  // of the host memory that is closest to the device
 };
+
+// What any device checks of a batch before it is queued. Throws InvalidArgument.
+void expect_descriptors(const CopyDescriptors& batch, const DeviceInfo& info);
 
 class Device {
  public:
@@ -68,7 +75,8 @@ class Device {
   // This device's clock: monotonic, or virtual.
   [[nodiscard]] virtual Nanoseconds now() const noexcept = 0;
 
-  // Device memory, for tools and tests; engines bring their own. Page aligned, contents undefined.
+  // Device memory, for tools and tests; engines bring their own. 256 bytes aligned, contents
+  // undefined.
   [[nodiscard]] virtual void* allocate(std::size_t bytes) = 0;  // throws CapacityError
   // Never under a copy: that either ends first, or the memory is leaked.
   virtual void deallocate(void* base, std::size_t bytes) noexcept = 0;
@@ -77,6 +85,9 @@ class Device {
   // no error pending.
   virtual void pin(void* base, std::size_t bytes) = 0;  // throws CapacityError
   virtual void unpin(void* base, std::size_t bytes) noexcept = 0;
+  // Of memory that this process may only read: sources of restores. A device that cannot throws
+  // CapacityError; such memory is then staged.
+  virtual void pin_read_only(void* base, std::size_t bytes) { pin(base, bytes); }
 
   [[nodiscard]] virtual StreamHandle create_stream() = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;  // pending work still ends

@@ -165,23 +165,41 @@ bool StreamModel::ended(ModelCopy* copy, Nanoseconds now) noexcept {
   return advance(ready, now);
 }
 
-bool StreamModel::touches(const void* base, std::size_t bytes) const noexcept {
-  const auto* const from = static_cast<const std::byte*>(base);
-  const auto overlaps = [&](const std::byte* other, std::size_t size) {
-    return other < from + bytes && from < other + size;
-  };
+template <class Matches>
+bool StreamModel::any_descriptor(Matches&& matches) const noexcept {
   for (const Stream& stream : streams_) {
     for (const Operation& operation : stream.operations) {
       const auto* const copy = std::get_if<CopyOperation>(&operation);
       if (copy == nullptr) continue;
       const CopyDescriptors& batch = copy->batch;
       for (std::size_t i = 0; i < batch.count; ++i) {
-        if (overlaps(batch.targets[i], batch.sizes[i])) return true;
-        if (overlaps(batch.sources[i], batch.sizes[i])) return true;
+        if (matches(batch, i)) return true;
       }
     }
   }
   return false;
+}
+
+namespace {
+
+bool overlap(const void* one, std::size_t bytes, const std::byte* other, std::size_t size) {
+  const auto* const from = static_cast<const std::byte*>(one);
+  return other < from + bytes && from < other + size;
+}
+
+}  // namespace
+
+bool StreamModel::touches(const void* base, std::size_t bytes) const noexcept {
+  return any_descriptor([&](const CopyDescriptors& batch, std::size_t i) {
+    return overlap(base, bytes, batch.targets[i], batch.sizes[i]) ||
+           overlap(base, bytes, batch.sources[i], batch.sizes[i]);
+  });
+}
+
+bool StreamModel::writes(const void* base, std::size_t bytes) const noexcept {
+  return any_descriptor([&](const CopyDescriptors& batch, std::size_t i) {
+    return overlap(base, bytes, batch.targets[i], batch.sizes[i]);
+  });
 }
 
 StreamModel::Stream& StreamModel::stream_of(StreamHandle stream) const {

@@ -77,8 +77,10 @@ class StreamModel {
   // Returns whether an event was reached, which is what sleepers wait for.
   bool ended(ModelCopy* copy, Nanoseconds now) noexcept;
   [[nodiscard]] std::size_t pending_operations() const noexcept { return pending_operations_; }
-  // May a copy that is queued and has not ended read or write there? Looks at all of them.
+  // May a copy that is queued and has not ended read or write there, or write there? Looks at all
+  // of them.
   [[nodiscard]] bool touches(const void* base, std::size_t bytes) const noexcept;
+  [[nodiscard]] bool writes(const void* base, std::size_t bytes) const noexcept;
 
  private:
   struct Stream;
@@ -143,6 +145,8 @@ class StreamModel {
   [[nodiscard]] const Event& event_of(EventHandle event) const;
   static void expect_signalled(EventHandle handle, const Event& event);
 
+  template <class Matches>
+  [[nodiscard]] bool any_descriptor(Matches&& matches) const noexcept;
   // Returns whether an event was reached.
   bool push(Stream& stream, Operation operation, Nanoseconds now);
   static void reach(Record& record, Nanoseconds now, StreamList& freed) noexcept;

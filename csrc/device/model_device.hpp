@@ -47,6 +47,10 @@ class ModelDevice : public Device {
   virtual void record_unsignalled(EventHandle event);
   virtual void signal(EventHandle event);
 
+  // What is true: may a copy that is queued and has not ended still read or write there, or write?
+  [[nodiscard]] virtual bool may_touch(const void* base, std::size_t bytes) const;
+  [[nodiscard]] virtual bool may_write(const void* base, std::size_t bytes) const;
+
  protected:
   using Lock = std::unique_lock<std::mutex>;
   // A call that was let in, with the lock. It may be told to fail, before or after its effect.
@@ -72,9 +76,6 @@ class ModelDevice : public Device {
   // Streams may have been set free, with the lock or without.
   virtual void freed_with_lock() {}
   virtual void freed() {}
-
-  // What any such device checks of a batch before it is queued. Throws InvalidArgument.
-  static void expect_descriptors(const CopyDescriptors& batch, const DeviceInfo& info);
 
   const ProcessMark mark_;
   mutable std::mutex mutex_;

@@ -80,10 +80,6 @@ class ModelledDevice final : public VirtualDevice {
     const Lock held = lock();
     return copies_.held();
   }
-  [[nodiscard]] bool may_touch(const void* base, std::size_t bytes) const override {
-    const Lock held = lock();
-    return model_.touches(base, bytes);
-  }
 
  private:
   [[nodiscard]] Entered enter(const Asked& asked) override;

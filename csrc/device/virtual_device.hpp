@@ -78,8 +78,6 @@ class VirtualDevice : public ModelDevice {
   // ---- what is true ----
   [[nodiscard]] virtual std::size_t pending_copies() const = 0;  // queued and not ended
   [[nodiscard]] virtual std::size_t held_copies() const = 0;
-  // May a copy that is queued and has not ended still read or write there?
-  [[nodiscard]] virtual bool may_touch(const void* base, std::size_t bytes) const = 0;
 };
 
 // Throws InvalidArgument for a speed below one byte a second, a latency below zero, and pinned

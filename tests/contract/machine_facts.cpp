@@ -23,11 +23,11 @@ TEST_P(DeviceContract, ADeviceSaysWhatItIs) {
   EXPECT_GT(info.max_descriptors, 0U);
 }
 
-TEST_P(DeviceContract, DeviceMemoryBeginsAtAPageAndOverlapsNoOther) {
+TEST_P(DeviceContract, DeviceMemoryIsAlignedTo256BytesAndOverlapsNoOther) {
   std::byte* const first = device_memory(5000);
   std::byte* const second = device_memory(5000);
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % 4096, 0U);
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(second) % 4096, 0U);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % 256, 0U);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(second) % 256, 0U);
   write_device(first, pattern(5000, 1));
   write_device(second, pattern(5000, 2));
   EXPECT_EQ(read_device(first, 5000), pattern(5000, 1));

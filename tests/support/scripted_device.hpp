@@ -120,10 +120,6 @@ class ScriptedDevice final : public ModelDevice {
     const Lock held = lock();
     return pending_.size();
   }
-  [[nodiscard]] bool may_touch(const std::byte* base, std::size_t bytes) const {
-    const Lock held = lock();
-    return model_.touches(base, bytes);
-  }
   // The arrays of each copy that was queued and has not run: on a lost device, for ever.
   [[nodiscard]] std::vector<CopyDescriptors> pending_batches() const {
     const Lock held = lock();
