@@ -163,7 +163,8 @@ std::vector<std::int64_t> ids_argument(const char* name, py::handle value) {
   KVMEM_EXPECTS(py::isinstance<py::sequence>(value) && !py::isinstance<py::str>(value) &&
                     !py::isinstance<py::bytes>(value) && !py::isinstance<py::bytearray>(value),
                 name, " is ", shown(value), ": not a sequence of integers");
-  for (const py::handle each : py::reinterpret_borrow<py::sequence>(value)) {
+  // An item may be made as it is asked for, as of a range: held, not only looked at.
+  for (const py::object each : py::reinterpret_borrow<py::sequence>(value)) {
     KVMEM_EXPECTS(is_integer(each), name, " holds ", shown(each), ": not an integer");
     const auto id = int64_of(each);
     KVMEM_EXPECTS(id, name, " holds ", shown(each), ", beyond 2^63");

@@ -23,12 +23,18 @@ namespace py = pybind11;
 
 void bind_errors(py::module_& module);
 void bind_device(py::module_& module);
+void bind_cuda(py::module_& module);
 void bind_testing(py::module_& module);
 void bind_blocks(py::module_& module);
+void bind_dlpack(py::module_& module);
 void bind_pool(py::module_& module);
 void bind_layout(py::module_& module);
 void bind_transfer(py::module_& module);
 void bind_manager(py::module_& module);
+
+[[nodiscard]] inline bool calls_block(const Runtime& runtime) {
+  return runtime.device().info().calls_block;
+}
 
 // ---- what Python objects hold ----
 
@@ -40,6 +46,15 @@ struct PyDevice {
 
 struct PyStream;  // bind_device.cpp
 struct PyEvent {
+  PyEvent(std::shared_ptr<Runtime> device_runtime, Event own)
+      : runtime(std::move(device_runtime)), event(std::move(own)) {}
+  PyEvent(const PyEvent&) = delete;
+  PyEvent& operator=(const PyEvent&) = delete;
+  ~PyEvent() {
+    const UnlockedIf unlocked(calls_block(*runtime));
+    const Event gone(std::move(event));
+  }
+
   std::shared_ptr<Runtime> runtime;
   Event event;
 };
@@ -118,6 +133,8 @@ void drop_done_copies();
 
 // ---- results ----
 
+// What a CUDA device is besides; nothing of another.
+void add_cuda_info(py::dict& facts, const Device& device);
 // What shows bytes is refused where memory is addresses only. Throws InvalidArgument.
 void expect_bytes(const char* what, const Device& device);
 

@@ -7,6 +7,16 @@ namespace kvmem::bindings {
 
 namespace {
 
+PyBlocks part(const PyBlocks& self, const py::slice& range) {
+  py::ssize_t start = 0, stop = 0, step = 0, length = 0;
+  const auto size = static_cast<py::ssize_t>(self.held().size());
+  if (!range.compute(size, &start, &stop, &step, &length)) throw py::error_already_set();
+  KVMEM_EXPECTS(step == 1, "host blocks are sliced with step 1, not ", step);
+  KVMEM_EXPECTS(length > 0, "a slice of host blocks needs at least one block");
+  return {self.runtime,
+          self.blocks.share(static_cast<std::size_t>(start), static_cast<std::size_t>(length))};
+}
+
 py::array block_view(const PyBlocks& self, const py::object& index) {
   const std::size_t i = index_argument(index, self.held().size());
   expect_bytes("a view of a block", self.runtime->device());
@@ -15,6 +25,13 @@ py::array block_view(const PyBlocks& self, const py::object& index) {
   const py::object holder = py::cast(PyBlocks{self.runtime, self.blocks.share(i, 1)});
   if (!holder) throw py::error_already_set();  // no memory
   return bytes_view(data, bytes, holder);
+}
+
+py::object item(const PyBlocks& self, const py::object& index) {
+  if (!py::isinstance<py::slice>(index)) return block_view(self, index);
+  py::object made = py::cast(part(self, py::reinterpret_borrow<py::slice>(index)));
+  if (!made) throw py::error_already_set();  // no memory
+  return made;
 }
 
 py::array gather(const PyBlocks& self, const py::object& out) {
@@ -102,8 +119,9 @@ void bind_blocks(py::module_& module) {
   Type::def_property(
       "indices", [](const PyBlocks& self) { return slots_array(self.held().slots()); },
       "int64[count]: the slots, a copy.");
-  Type::def("__getitem__", &block_view, py::arg("index"),
-            "uint8[block_bytes], zero-copy; the view holds that block for as long as it lives.");
+  Type::def("__getitem__", &item, py::arg("index"),
+            "uint8[block_bytes], zero-copy; the view holds that block for as long as it lives.\n"
+            "Of a slice: HostBlocks, a further holder of those.");
   Type::def("gather", &gather, py::arg("out") = py::none(),
             "A copy of the bytes: uint8[count, block_bytes].");
   Type::def(

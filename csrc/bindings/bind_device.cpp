@@ -41,6 +41,8 @@ PyStream::~PyStream() {
   static_cast<void>(take_done());
   // Still running: its arrays must outlive it.
   for (auto& copy : copies) static_cast<void>(copy.release());
+  const UnlockedIf unlocked(calls_block(*runtime));
+  const Stream gone(std::move(stream));
 }
 
 PyStream::Copies PyStream::take_done() noexcept {
@@ -65,7 +67,13 @@ void PyStream::copy(const py::array& target, const py::array& source) {
   const auto contiguous = [](const py::array& array) {
     return (array.flags() & py::array::c_style) != 0;
   };
-  expect_bytes("copy between arrays", runtime->device());
+  const Device& device = runtime->device();
+  KVMEM_EXPECTS(dynamic_cast<const ModelDevice*>(&device) != nullptr,
+                "copy between arrays is for the host device and the virtual device: on '",
+                device.info().name, "' arrays are ordinary memory, which no asynchronous copy may ",
+                "touch; offload and restore through a Manager, or copy with the library that owns ",
+                "the device memory");
+  expect_bytes("copy between arrays", device);
   KVMEM_EXPECTS(contiguous(target) && contiguous(source), "copy: both arrays must be C-contiguous");
   KVMEM_EXPECTS(target.writeable(), "copy: the target is read-only");
   KVMEM_EXPECTS(target.nbytes() == source.nbytes(), "copy: the target has ", target.nbytes(),
@@ -97,16 +105,21 @@ namespace {
 
 struct PyBuffer {
   PyBuffer(std::shared_ptr<Runtime> device_runtime, std::size_t size)
-      : runtime(std::move(device_runtime)), base(runtime->device().allocate(size)), bytes(size) {}
+      : runtime(std::move(device_runtime)), bytes(size) {
+    const UnlockedIf unlocked(calls_block(*runtime));
+    base = runtime->device().allocate(bytes);
+  }
   ~PyBuffer() {
-    if (!mark.must_leak()) runtime->device().deallocate(base, bytes);
+    if (mark.must_leak()) return;
+    const UnlockedIf unlocked(calls_block(*runtime));
+    runtime->device().deallocate(base, bytes);
   }
   PyBuffer(const PyBuffer&) = delete;
   PyBuffer& operator=(const PyBuffer&) = delete;
 
   std::shared_ptr<Runtime> runtime;
   ProcessMark mark;
-  void* base;
+  void* base = nullptr;
   std::size_t bytes;
 };
 
@@ -122,6 +135,8 @@ py::dict info_of(const PyDevice& device) {
   facts["max_descriptors"] = info.max_descriptors;
   facts["virtual_time"] = info.virtual_time;
   facts["has_bytes"] = info.has_bytes;
+  facts["numa_node"] = info.numa_node;
+  add_cuda_info(facts, device.runtime->device());
   return facts;
 }
 
@@ -148,8 +163,7 @@ std::unique_ptr<PyDevice> make_virtual(std::uint64_t seed, double bytes_per_seco
 std::unique_ptr<PyEvent> make_host_event(const PyDevice& device) {
   if (!device.model)
     throw InvalidArgument("host_event() is for the host device and the virtual device");
-  auto made =
-      std::make_unique<PyEvent>(PyEvent{device.runtime, device.runtime->events()->acquire()});
+  auto made = std::make_unique<PyEvent>(device.runtime, device.runtime->events()->acquire());
   device.model->record_unsignalled(made->event.handle());
   made->event.mark_recorded();
   return made;
@@ -166,18 +180,29 @@ bool wait_for_event(Runtime& runtime, Event& event, const py::object& timeout) {
   return runtime.wait_until(reached, deadline, signals());
 }
 
-void synchronize(PyStream& self, const py::object& timeout) {
-  Event event = self.runtime->events()->acquire();
-  event.record(self.stream.handle());
-  if (!wait_for_event(*self.runtime, event, timeout))
-    throw TimedOut("the stream did not become idle in time", {});
-  static_cast<void>(self.take_done());
+std::unique_ptr<PyStream> make_stream(const PyDevice& device) {
+  const auto make = [&] {
+    const UnlockedIf unlocked(calls_block(*device.runtime));
+    return Stream(device.runtime->device_ptr());
+  };
+  return std::make_unique<PyStream>(device.runtime, make());
 }
 
 std::unique_ptr<PyEvent> record(PyStream& self) {
-  auto made = std::make_unique<PyEvent>(PyEvent{self.runtime, self.runtime->events()->acquire()});
-  made->event.record(self.stream.handle());
-  return made;
+  const auto recorded = [&] {
+    const UnlockedIf unlocked(calls_block(*self.runtime));
+    Event event = self.runtime->events()->acquire();
+    event.record(self.stream.handle());
+    return event;
+  };
+  return std::make_unique<PyEvent>(self.runtime, recorded());
+}
+
+void synchronize(PyStream& self, const py::object& timeout) {
+  const auto end = record(self);
+  if (!wait_for_event(*self.runtime, end->event, timeout))
+    throw TimedOut("the stream did not become idle in time", {});
+  static_cast<void>(self.take_done());
 }
 
 void bind_ready_and_buffer(py::module_& module) {
@@ -213,7 +238,11 @@ void bind_streams(py::module_& module) {
   event_class
       .def_property_readonly("handle", [](const PyEvent& self) { return self.event.handle(); })
       .def(
-          "done", [](PyEvent& self) { return self.event.query() == EventState::done; },
+          "done",
+          [](PyEvent& self) {
+            const UnlockedIf unlocked(calls_block(*self.runtime));
+            return self.event.query() == EventState::done;
+          },
           "Whether the device has reached it.")
       .def(
           "set",
@@ -226,7 +255,10 @@ void bind_streams(py::module_& module) {
           "Signals an event of Device.host_event(), once.")
       .def(
           "record",
-          [](PyEvent& self, PyStream& stream) { self.event.record(stream.stream.handle()); },
+          [](PyEvent& self, PyStream& stream) {
+            const UnlockedIf unlocked(calls_block(*self.runtime));
+            self.event.record(stream.stream.handle());
+          },
           py::arg("stream"),
           "Moves the event to the end of what the stream holds now; waits made before keep the old "
           "point.");
@@ -242,6 +274,7 @@ void bind_streams(py::module_& module) {
       .def(
           "wait",
           [](PyStream& self, PyEvent& event) {
+            const UnlockedIf unlocked(calls_block(*self.runtime));
             self.runtime->device().wait(self.stream.handle(), event.event.handle());
           },
           py::arg("event"), "Work queued from now on runs after the event's latest record.")
@@ -269,12 +302,7 @@ void bind_device(py::module_& module) {
             return std::make_unique<PyBuffer>(self.runtime, size_argument("nbytes", nbytes));
           },
           py::arg("nbytes"), "Device memory for tools and tests, in bytes. Raises CapacityError.")
-      .def(
-          "stream",
-          [](const PyDevice& self) {
-            return std::make_unique<PyStream>(self.runtime, Stream(self.runtime->device_ptr()));
-          },
-          "A new stream.")
+      .def("stream", &make_stream, "A new stream.")
       .def("host_event", &make_host_event,
            "An event that is pending until set(): for CPU engines whose compute is no stream. Host "
            "and virtual device only.");

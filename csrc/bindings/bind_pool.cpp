@@ -29,7 +29,9 @@ namespace {
 Pin pin_argument(const std::string& pin) {
   if (pin == "auto") return Pin::automatic;
   if (pin == "required") return Pin::required;
-  KVMEM_EXPECTS(pin == "never", "pin is '", pin, "', one of 'auto', 'required' and 'never'");
+  if (pin == "background") return Pin::background;
+  KVMEM_EXPECTS(pin == "never", "pin is '", pin,
+                "', one of 'auto', 'required', 'background' and 'never'");
   return Pin::never;
 }
 
@@ -43,12 +45,14 @@ HugePages hugepages_argument(const std::string& hugepages) {
 
 std::unique_ptr<PyPool> make_pool(const PyDevice& device, const py::object& block_bytes,
                                   const py::object& capacity_bytes, const std::string& pin,
-                                  const std::string& hugepages, std::optional<int> numa_node,
-                                  bool shared, const py::object& progress) {
+                                  double pin_bytes_per_second, const std::string& hugepages,
+                                  std::optional<int> numa_node, bool shared,
+                                  const py::object& progress) {
   PoolOptions options;
   options.block_bytes = size_argument("block_bytes", block_bytes);
   options.capacity_bytes = size_argument("capacity_bytes", capacity_bytes);
   options.pin = pin_argument(pin);
+  options.pin_bytes_per_second = pin_bytes_per_second;
   options.region.hugepages = hugepages_argument(hugepages);
   options.region.numa_node = numa_node;
   options.region.shared = shared;
@@ -159,7 +163,8 @@ py::dict pool_stats(const PyPool& self) {
   facts["slot_bytes"] = stats.slot_bytes;
   facts["padding_bytes"] = stats.padding_bytes;
   facts["region_bytes"] = stats.region.bytes;
-  facts["pinned_bytes"] = stats.region.pinned ? stats.region.bytes : 0;
+  facts["pinned_bytes"] = stats.region.pinned_bytes;
+  facts["pin_error"] = stats.pin_error;
   facts["page_bytes"] = stats.region.page_bytes;
   facts["transparent_huge_pages"] = stats.region.transparent_huge_pages;
   facts["numa_node"] = stats.region.numa_node;
@@ -203,8 +208,8 @@ void bind_pool(py::module_& module) {
   bind_acquire(pool_type);
   pool_type
       .def(py::init(&make_pool), py::arg("device"), py::kw_only(), py::arg("block_bytes"),
-           py::arg("capacity_bytes"), py::arg("pin"), py::arg("hugepages"), py::arg("numa_node"),
-           py::arg("shared"), py::arg("progress"))
+           py::arg("capacity_bytes"), py::arg("pin"), py::arg("pin_bytes_per_second"),
+           py::arg("hugepages"), py::arg("numa_node"), py::arg("shared"), py::arg("progress"))
       .def("_enqueue",
            [](const PyPool& self, const py::object& count, std::shared_ptr<WakeList> list,
               std::uint64_t token) {
@@ -222,9 +227,12 @@ void bind_pool(py::module_& module) {
                              [](const PyPool& self) { return self.pool->slot_bytes(); })
       .def_property_readonly(
           "capacity", [](const PyPool& self) { return self.pool->capacity(); }, "In slots.")
-      .def_property_readonly("pinned", [](const PyPool& self) { return self.pool->pinned(); })
+      .def_property_readonly(
+          "pinned", [](const PyPool& self) { return self.pool->pinned(); }, "All of it, by now.")
       .def("stats", &pool_stats,
-           "Slots by state, peaks, waiters, bytes by kind. A dict; every key names its unit.")
+           "Slots by state, peaks, waiters, bytes by kind, and why pinning in the background ended "
+           "early. A\n"
+           "dict; every key of a number names its unit.")
       .def(
           "close",
           [](const PyPool& self) {

@@ -72,7 +72,7 @@ PyCopy concat(const py::sequence& copies) {
   std::shared_ptr<Manager> manager;
   std::shared_ptr<const KVLayout> layout;
   std::vector<SlotIndex> slots;
-  for (const py::handle each : copies) {
+  for (const py::object each : copies) {
     const HostCopy& copy = host_copy(each);
     const auto& its_manager = each.cast<PyCopy&>().manager;
     if (!manager) {

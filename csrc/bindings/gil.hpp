@@ -6,6 +6,8 @@
 // along.
 #pragma once
 
+#include <optional>
+
 #include <pybind11/pybind11.h>
 
 namespace kvmem::bindings {
@@ -19,6 +21,18 @@ class Unlocked {  // without the GIL for as long as it lives
 
  private:
   PyThreadState* state_;
+};
+
+// Where the calls of a device may wait for a driver. Elsewhere the GIL is kept: handing it over
+// costs more than such a call.
+class UnlockedIf {
+ public:
+  explicit UnlockedIf(bool wanted) {
+    if (wanted) unlocked_.emplace();
+  }
+
+ private:
+  std::optional<Unlocked> unlocked_;
 };
 
 class Locked {  // with the GIL, from inside an Unlocked

@@ -5,8 +5,10 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = KVMEM_VERSION;
   kvmem::bindings::bind_errors(module);
   kvmem::bindings::bind_device(module);
+  kvmem::bindings::bind_cuda(module);
   kvmem::bindings::bind_testing(module);
   kvmem::bindings::bind_pool(module);
+  kvmem::bindings::bind_dlpack(module);
   kvmem::bindings::bind_layout(module);
   kvmem::bindings::bind_transfer(module);
   kvmem::bindings::bind_manager(module);

@@ -17,7 +17,7 @@ namespace kvmem {
 struct SlotArena {
   std::byte* base = nullptr;
   std::size_t slot_bytes = 0;
-  // Pinned at a time, whole slots: no descriptor crosses from one into the next.
+  // Pinned at a time, whole slots: no descriptor crosses from one into the next. 0: never pinned.
   std::size_t chunk_bytes = 0;
 };
 

@@ -41,7 +41,8 @@ class StagingRing {
   // Throws CapacityError when the memory cannot be had or pinned.
   StagingRing(std::shared_ptr<Device> device, std::size_t pieces, std::size_t piece_bytes)
       : piece_bytes_(round_up(piece_bytes, slot_alignment_bytes)),
-        region_(PinnedRegion::map(pieces * piece_bytes_, {})) {
+        region_(PinnedRegion::map(pieces * piece_bytes_,
+                                  {.preferred_node = device->info().numa_node})) {
     region_.pin(std::move(device), piece_bytes_);
     for (std::size_t i = 0; i < pieces; ++i) free_.push_back(region_.data() + i * piece_bytes_);
   }

@@ -82,7 +82,9 @@ EventState ModelDevice::query(EventHandle event) noexcept {
   }
 }
 
-bool ModelDevice::recorded(EventHandle event) const {
+bool ModelDevice::recorded(EventHandle event) const { return was_recorded(event); }
+
+bool ModelDevice::was_recorded(EventHandle event) const {
   const Lock held = lock();
   return model_.recorded(event);
 }

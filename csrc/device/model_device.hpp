@@ -50,6 +50,8 @@ class ModelDevice : public Device {
   // What is true: may a copy that is queued and has not ended still read or write there, or write?
   [[nodiscard]] virtual bool may_touch(const void* base, std::size_t bytes) const;
   [[nodiscard]] virtual bool may_write(const void* base, std::size_t bytes) const;
+  // recorded(), which a test may count as a call.
+  [[nodiscard]] virtual bool was_recorded(EventHandle event) const;
 
  protected:
   using Lock = std::unique_lock<std::mutex>;

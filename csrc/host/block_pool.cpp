@@ -1,5 +1,6 @@
 #include "host/block_pool.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -17,6 +18,20 @@ std::size_t HostBlocks::block_bytes() const noexcept {
   return core_ != nullptr ? core_->block_bytes() : 0;
 }
 
+std::size_t HostBlocks::slot_bytes() const noexcept {
+  return core_ != nullptr ? core_->slot_bytes() : 0;
+}
+
+bool HostBlocks::pinned() const noexcept { return core_ != nullptr && core_->pinned(slots()); }
+
+bool HostBlocks::in_one_chunk() const noexcept {
+  const std::size_t chunk_bytes = core_ != nullptr ? core_->region().pin_chunk_bytes() : 0;
+  if (chunk_bytes == 0) return true;
+  const auto chunk_of = [&](SlotIndex slot) { return slot * core_->slot_bytes() / chunk_bytes; };
+  return std::ranges::all_of(
+      slots(), [&](SlotIndex slot) { return chunk_of(slot) == chunk_of(slots()[0]); });
+}
+
 HostBlocks HostBlocks::share(std::size_t first, std::size_t count) const {
   if (core_ == nullptr) throw AlreadyReleased("the blocks were released");
   KVMEM_EXPECTS(first <= size() && count <= size() - first, "blocks ", first, " to ", first, " + ",
@@ -27,6 +42,11 @@ HostBlocks HostBlocks::share(std::size_t first, std::size_t count) const {
 HostBlocks HostBlocks::hold_for_copy() const {
   if (core_ == nullptr) throw AlreadyReleased("the blocks were released");
   return core_->add(slots(), Holder::copy, false);
+}
+
+void HostBlocks::expect_no_copies() const {
+  if (core_ == nullptr) throw AlreadyReleased("the blocks were released");
+  core_->expect_no_copies(slots());
 }
 
 void HostBlocks::let_go() noexcept {
@@ -71,6 +91,8 @@ BlockPool::BlockPool(std::shared_ptr<Device> device, const PoolOptions& options)
   KVMEM_EXPECTS(options.block_bytes > 0 && options.block_bytes <= most_block_bytes, "block_bytes ",
                 options.block_bytes, " must be from 1 to 2^63");
   KVMEM_EXPECTS(options.capacity_bytes > 0, "capacity_bytes must not be zero");
+  KVMEM_EXPECTS(options.pin_bytes_per_second == 0 || options.pin_bytes_per_second >= 1,
+                "pin_bytes_per_second is ", options.pin_bytes_per_second, ": at least 1, or 0");
   const std::size_t slot_bytes = round_up(options.block_bytes, slot_alignment_bytes);
   const std::size_t slots = options.capacity_bytes / slot_bytes;
   if (slots == 0) {
@@ -114,6 +136,12 @@ std::size_t BlockPool::block_bytes() const noexcept { return core_->block_bytes(
 std::size_t BlockPool::slot_bytes() const noexcept { return core_->slot_bytes(); }
 std::uint32_t BlockPool::capacity() const noexcept { return core_->capacity(); }
 bool BlockPool::pinned() const noexcept { return core_->region().facts().pinned; }
+bool BlockPool::pinned(std::span<const SlotIndex> slots) const noexcept {
+  return core_->pinned(slots);
+}
+std::size_t BlockPool::pin_chunk_bytes() const noexcept {
+  return core_->region().pin_chunk_bytes();
+}
 const std::shared_ptr<Device>& BlockPool::device() const noexcept { return core_->device(); }
 
 }  // namespace kvmem

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "base/progress.hpp"
 #include "base/tickets.hpp"
@@ -49,11 +50,17 @@ class HostBlocks {  // move-only
   [[nodiscard]] std::span<const SlotIndex> slots() const noexcept { return slots_.span(); }
   [[nodiscard]] std::byte* data(std::size_t i) const noexcept;
   [[nodiscard]] std::size_t block_bytes() const noexcept;
+  [[nodiscard]] std::size_t slot_bytes() const noexcept;
+  [[nodiscard]] bool pinned() const noexcept;  // each of them
+  // Whether one copy may touch them all: no two are in chunks that were pinned one by one.
+  [[nodiscard]] bool in_one_chunk() const noexcept;
   [[nodiscard]] bool of(const detail::PoolCore* core) const noexcept { return core_ == core; }
 
   [[nodiscard]] HostBlocks share(std::size_t first, std::size_t count) const;
   [[nodiscard]] HostBlocks share() const { return share(0, size()); }
   [[nodiscard]] HostBlocks hold_for_copy() const;
+  // Throws NotDone while a copy holds one of them, DeviceLost for a poisoned one, AlreadyReleased.
+  void expect_no_copies() const;
 
   void release() noexcept {  // twice is fine here: the second finds nothing
     if (core_ != nullptr) let_go();
@@ -76,6 +83,8 @@ struct PoolOptions {
   std::size_t block_bytes = 0;
   std::size_t capacity_bytes = 0;
   Pin pin = Pin::automatic;
+  double pin_bytes_per_second = 0;  // at most; at least 1; 0: as fast as it goes
+  // Its progress is told of pinning too where that is waited for: each byte counts twice then.
   RegionOptions region;
 };
 
@@ -87,6 +96,7 @@ struct PoolStats {
   std::uint64_t refused = 0;   // try_acquire calls that found too few
   std::size_t block_bytes = 0, slot_bytes = 0, padding_bytes = 0;  // padding: of all slots
   RegionFacts region;
+  std::optional<std::string> pin_error;  // why pinning in the background ended early
 };
 
 // Waiting for slots is holding one of these. Dropping it gives up the place in the queue, or what
@@ -110,8 +120,11 @@ class PoolTicket {  // move-only
 
 class BlockPool {
  public:
-  // Throws InvalidArgument (a zero size, block_bytes over 2^63, 2^32 slots or more), CapacityError
-  // (less than one slot) and what PinnedRegion::map and pin throw.
+  // Throws InvalidArgument (a zero size, block_bytes over 2^63, 2^32 slots or more, less than one
+  // byte a second), CapacityError (less than one slot) and what PinnedRegion::map and pin throw.
+  //
+  // With Pin::background a thread pins chunk after chunk, until it is done, one fails, or the pool
+  // is closed or gone. It holds the memory like any holder; nobody waits for it.
   BlockPool(std::shared_ptr<Device> device, const PoolOptions& options);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
@@ -143,7 +156,10 @@ class BlockPool {
   [[nodiscard]] std::size_t block_bytes() const noexcept;
   [[nodiscard]] std::size_t slot_bytes() const noexcept;
   [[nodiscard]] std::uint32_t capacity() const noexcept;
-  [[nodiscard]] bool pinned() const noexcept;
+  [[nodiscard]] bool pinned() const noexcept;                                  // all of it
+  [[nodiscard]] bool pinned(std::span<const SlotIndex> slots) const noexcept;  // once so, always so
+  // Whole slots. No copy may cross from one chunk into the next; 0: nothing is ever pinned.
+  [[nodiscard]] std::size_t pin_chunk_bytes() const noexcept;
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept;
   [[nodiscard]] detail::PoolCore* core() const noexcept { return core_; }
 

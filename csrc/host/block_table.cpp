@@ -1,16 +1,15 @@
 #include "host/block_table.hpp"
 
 #include <new>
-#include <numeric>
 
 #include "base/check.hpp"
 
 namespace kvmem {
 
-BlockTable::BlockTable(std::uint32_t capacity) : slots_(capacity), free_(capacity) {
+BlockTable::BlockTable(std::uint32_t capacity, std::uint32_t chunk_slots)
+    : slots_(capacity), free_(capacity, chunk_slots) {
   counts_.capacity = capacity;
   counts_.free = capacity;
-  std::iota(free_.rbegin(), free_.rend(), SlotIndex{0});
 }
 
 void BlockTable::add(std::span<const SlotIndex> slots, Holder holder) {
@@ -38,7 +37,7 @@ void BlockTable::remove_one(SlotIndex index, Holder holder) noexcept {
   std::uint32_t& was_in = count_of(slot);
   --holders;
   std::uint32_t& now_in = count_of(slot);
-  if (&now_in == &counts_.free) free_[counts_.free] = index;
+  if (&now_in == &counts_.free) free_.put(index);
   --was_in;
   ++now_in;
 }
@@ -55,6 +54,11 @@ void BlockTable::poison(std::span<const SlotIndex> slots) noexcept {
     ++count_of(slot);
   }
   expect_conserved();
+}
+
+void BlockTable::make_ready(std::uint32_t bound) noexcept {
+  KVMEM_INVARIANT(bound <= counts_.capacity);
+  free_.make_ready(bound);
 }
 
 void BlockTable::expect_owner(SlotIndex index) const {
@@ -91,13 +95,15 @@ void BlockTable::check() const {
   } catch (const std::bad_alloc&) {
     return;  // a destructor asks too: without memory the list goes unchecked
   }
-  for (std::uint32_t i = 0; i < counts_.free; ++i) {
-    const SlotIndex index = free_[i];
+  std::uint32_t free = 0;
+  free_.each([&](SlotIndex index) {
     KVMEM_INVARIANT(index < slots_.size() && !listed[index]);
     listed[index] = true;
+    ++free;
     const Slot& slot = slots_[index];
     KVMEM_INVARIANT(!slot.poisoned && slot.owners == 0 && slot.copies == 0);
-  }
+  });
+  KVMEM_INVARIANT(free == counts_.free);
 #endif
 }
 
@@ -105,6 +111,17 @@ std::uint32_t& BlockTable::count_of(const Slot& slot) noexcept {
   if (slot.poisoned) return counts_.poisoned;
   if (slot.owners > 0) return counts_.held;
   return slot.copies > 0 ? counts_.quarantined : counts_.free;
+}
+
+void BlockTable::expect_no_copies(std::span<const SlotIndex> slots) const {
+  for (const SlotIndex index : slots) {
+    expect_in_range(index);
+    const Slot& slot = slots_[index];
+    if (slot.poisoned)
+      throw DeviceLost(text("slot ", index, " is poisoned: a copy on a lost device may write it"));
+    if (slot.copies > 0)
+      throw NotDone(text("a copy still holds slot ", index, ": its end has not been observed"));
+  }
 }
 
 void BlockTable::expect_in_range(SlotIndex index) const {

@@ -9,9 +9,10 @@
 //   0       > 0      quarantined   owner gone, a copy may still touch it
 //   any     any      poisoned      once its device was lost under a copy; never free again
 //
-// Always free + held + quarantined + poisoned = capacity. O(1) a slot; the free list is LIFO, so
-// that warm memory goes out first. Not thread-safe. Throws InvalidArgument for an index that is out
-// of range or not held as claimed; then nothing has changed.
+// Always free + held + quarantined + poisoned = capacity. O(1) a slot; what came back last goes out
+// first, so that memory is warm, and slots that are not ready go out when no other is free. Not
+// thread-safe. Throws InvalidArgument for an index that is out of range or not held as claimed;
+// then nothing has changed.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,7 @@
 
 #include "base/check.hpp"
 #include "base/types.hpp"
+#include "host/free_slots.hpp"
 
 namespace kvmem {
 
@@ -32,7 +34,8 @@ struct SlotCounts {
 
 class BlockTable {
  public:
-  explicit BlockTable(std::uint32_t capacity);
+  // With `chunk_slots` no slot is ready at first.
+  explicit BlockTable(std::uint32_t capacity, std::uint32_t chunk_slots = 0);
 
   [[nodiscard]] const SlotCounts& counts() const noexcept { return counts_; }
 
@@ -41,9 +44,12 @@ class BlockTable {
   void add(std::span<const SlotIndex> slots, Holder holder);
   // Returns how many went home.
   std::uint32_t remove(std::span<const SlotIndex> slots, Holder holder) noexcept;
-  void poison(std::span<const SlotIndex> slots) noexcept;    // the copy's hold becomes the poison
+  void poison(std::span<const SlotIndex> slots) noexcept;  // the copy's hold becomes the poison
+  void make_ready(std::uint32_t bound) noexcept;           // the slots below: whole chunks, or all
   void expect_held(std::span<const SlotIndex> slots) const;  // each has an owner
   void expect_owners(std::span<const SlotIndex> slots);      // and each occurrence one of its own
+  // Throws NotDone where a copy may still touch one, DeviceLost for a poisoned one.
+  void expect_no_copies(std::span<const SlotIndex> slots) const;
 
   // Walks everything; stops the process when a count is wrong. Does nothing in unchecked builds.
   void check() const;
@@ -66,7 +72,7 @@ class BlockTable {
   void expect_conserved() const noexcept;
 
   std::vector<Slot> slots_;
-  std::vector<SlotIndex> free_;  // a stack of counts_.free indices, with room for all
+  FreeSlots free_;  // counts_.free of them
   SlotCounts counts_;
 };
 
@@ -87,11 +93,8 @@ inline void BlockTable::acquire(std::span<SlotIndex> out) {
   KVMEM_EXPECTS(out.size() <= counts_.free, "acquire of ", out.size(), " slots with ", counts_.free,
                 " free");
   const auto taken = static_cast<std::uint32_t>(out.size());
-  std::size_t top = counts_.free;
-  for (SlotIndex& index : out) {
-    index = free_[--top];
-    slots_[index].owners = 1;
-  }
+  free_.take(out);
+  for (const SlotIndex index : out) slots_[index].owners = 1;
   counts_.free -= taken;
   counts_.held += taken;
   expect_conserved();
@@ -99,18 +102,21 @@ inline void BlockTable::acquire(std::span<SlotIndex> out) {
 
 inline std::uint32_t BlockTable::remove(std::span<const SlotIndex> slots, Holder holder) noexcept {
   const std::uint32_t free_before = counts_.free;
+  std::uint32_t home = 0;  // counted at the end: this is a loop of a few instructions
   // Last first, so that the next acquire hands a run of neighbours out in the order that it had.
   for (std::size_t i = slots.size(); i-- > 0;) {
     const SlotIndex index = slots[i];
     KVMEM_INVARIANT(index < counts_.capacity);
     if (holder == Holder::owner && slots_[index] == Slot{1, 0, false}) {  // nearly always
       slots_[index].owners = 0;
-      free_[counts_.free++] = index;
-      --counts_.held;
+      free_.put(index);
+      ++home;
     } else {
       remove_one(index, holder);
     }
   }
+  counts_.held -= home;
+  counts_.free += home;
   expect_conserved();
   return counts_.free - free_before;
 }

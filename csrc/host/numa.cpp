@@ -17,6 +17,24 @@ namespace kvmem {
 
 namespace {
 constexpr int most_nodes = 4096;  // beyond what any kernel is built for
+
+bool has_memory(int node) {
+  const std::vector<int> nodes = numa_nodes();
+  return std::ranges::find(nodes, node) != nodes.end();
+}
+
+// Returns 0 or the reason.
+int set_policy(void* base, std::size_t bytes, int policy, int node) {
+  constexpr std::size_t bits = std::numeric_limits<unsigned long>::digits;
+  const auto bit = static_cast<std::size_t>(node);
+  std::vector<unsigned long> mask(bit / bits + 1);
+  mask[bit / bits] = 1UL << bit % bits;
+  // The kernel reads one bit less than it is told.
+  const long answer =
+      syscall(SYS_mbind, base, bytes, policy, mask.data(), mask.size() * bits + 1, 0);
+  return answer == 0 ? 0 : errno;
+}
+
 }  // namespace
 
 std::vector<int> numa_nodes(const std::string& root) {
@@ -35,27 +53,24 @@ std::vector<int> numa_nodes(const std::string& root) {
 }
 
 void expect_numa_node(int node) {
-  const std::vector<int> nodes = numa_nodes();
-  if (std::ranges::find(nodes, node) != nodes.end()) return;
+  if (has_memory(node)) return;
   std::string there_are;
-  for (const int known : nodes) there_are += text(there_are.empty() ? "" : ", ", known);
+  for (const int known : numa_nodes()) there_are += text(there_are.empty() ? "" : ", ", known);
   throw InvalidArgument(
       text("there is no NUMA node ", node, " with memory; there are: ", there_are));
 }
 
 void bind_to_numa_node(void* base, std::size_t bytes, int node) {
-  constexpr std::size_t bits = std::numeric_limits<unsigned long>::digits;
-  const auto bit = static_cast<std::size_t>(node);
-  std::vector<unsigned long> mask(bit / bits + 1);
-  mask[bit / bits] = 1UL << bit % bits;
-  // The kernel reads one bit less than it is told.
-  if (syscall(SYS_mbind, base, bytes, MPOL_BIND, mask.data(), mask.size() * bits + 1, 0) == 0)
-    return;
+  const int why = set_policy(base, bytes, MPOL_BIND, node);
   // Containers often forbid the call. Where there is no other node, its promise holds without it.
-  const int why = errno;
-  if (numa_nodes().size() > 1) {
+  if (why != 0 && numa_nodes().size() > 1) {
     throw Error(text("cannot bind memory to NUMA node ", node, ": ", std::strerror(why)));
   }
+}
+
+bool try_prefer_numa_node(void* base, std::size_t bytes, int node) {
+  if (!has_memory(node)) return false;
+  return set_policy(base, bytes, MPOL_PREFERRED, node) == 0 || numa_nodes().size() == 1;
 }
 
 }  // namespace kvmem

@@ -12,10 +12,12 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "base/check.hpp"
 #include "base/proc_file.hpp"
+#include "base/signals.hpp"
 #include "device/host_memory.hpp"
 #include "host/budget.hpp"
 #include "host/numa.hpp"
@@ -27,11 +29,12 @@ namespace {
 
 constexpr std::size_t transparent_huge_page_bytes = std::size_t{2} << 20;
 constexpr std::size_t most_mapped_bytes = std::size_t{1} << 62;  // keeps round_up() exact
-constexpr std::size_t most_bytes_a_pin = std::size_t{1} << 30;
 constexpr std::size_t most_slot_bytes_to_pin = std::size_t{64}
                                                << 30;  // registrations fail at 512 GiB
 
 std::atomic<std::uint64_t> leaked_bytes{0};
+std::atomic<std::uint32_t> leaving{0};  // regions that another thread lets go
+constexpr std::chrono::seconds patience_with_leaving{30};
 
 std::size_t system_page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
@@ -89,6 +92,57 @@ int create_memfd(std::size_t bytes, bool reserved_pages) {
   return memfd;
 }
 
+// What a region leaves to be undone.
+struct Remains {
+  std::byte* data;
+  std::size_t bytes;
+  int memfd;
+  std::shared_ptr<Device> device;  // null: nothing is pinned
+  std::size_t chunk_bytes, pinned_bytes;
+  ProcessMark mark;
+
+  void unpin() const noexcept {
+    for (std::size_t done = 0; done < pinned_bytes && !mark.must_leak(); done += chunk_bytes) {
+      device->unpin(data + done, std::min(chunk_bytes, pinned_bytes - done));
+    }
+  }
+  void let_go() const noexcept {
+    unpin();
+    if (mark.must_leak()) return;
+    if (data != nullptr) munmap(data, bytes);
+    if (memfd >= 0) close(memfd);
+  }
+  [[nodiscard]] bool let_go_elsewhere() const noexcept {
+    const SignalsBlocked blocked;
+    ++leaving;
+    try {
+      std::thread([all = *this] {
+        all.let_go();
+        --leaving;
+      }).detach();
+      return true;
+    } catch (...) {  // no thread, or no memory for one
+      --leaving;
+      return false;
+    }
+  }
+};
+
+// Memory that is being let go elsewhere is not missing, only late. In a forked child it never
+// comes.
+void expect_memory_soon_for(std::size_t bytes) {
+  const auto limit = std::chrono::steady_clock::now() + patience_with_leaving;
+  while (true) {
+    const bool may_come = leaving.load() > 0 && std::chrono::steady_clock::now() < limit;
+    try {
+      return expect_memory_for(bytes);
+    } catch (const CapacityError&) {
+      if (!may_come) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
 }  // namespace
 
 PinnedRegion PinnedRegion::map(std::size_t bytes, const RegionOptions& options) {
@@ -111,7 +165,7 @@ PinnedRegion PinnedRegion::map(std::size_t bytes, const RegionOptions& options) 
       if (options.hugepages == HugePages::required) throw;
     }
   }
-  expect_memory_for(bytes);
+  expect_memory_soon_for(bytes);
   return map_pages(bytes, options, system_page_bytes(), false);
 }
 
@@ -123,10 +177,7 @@ PinnedRegion PinnedRegion::map_pages(std::size_t bytes, const RegionOptions& opt
   if (options.shared) region.facts_.memfd = create_memfd(length, reserved_pages);
   region.reserve_addresses(length, reserved_pages);
   region.advise(options.shared, reserved_pages);
-  if (options.numa_node) {
-    bind_to_numa_node(region.data_, length, *options.numa_node);
-    region.facts_.numa_node = options.numa_node;
-  }
+  region.place(options);
   const auto started = std::chrono::steady_clock::now();
   touch_pages({.base = region.data_,
                .bytes = length,
@@ -137,6 +188,16 @@ PinnedRegion PinnedRegion::map_pages(std::size_t bytes, const RegionOptions& opt
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   region.facts_.touch_seconds = took.count();
   return region;
+}
+
+void PinnedRegion::place(const RegionOptions& options) {
+  if (options.numa_node) {
+    bind_to_numa_node(data_, facts_.bytes, *options.numa_node);
+    facts_.numa_node = options.numa_node;
+  } else if (options.preferred_node &&
+             try_prefer_numa_node(data_, facts_.bytes, *options.preferred_node)) {
+    facts_.numa_node = options.preferred_node;
+  }
 }
 
 void PinnedRegion::reserve_addresses(std::size_t length, bool reserved_pages) {
@@ -181,47 +242,65 @@ PinnedRegion::PinnedRegion(PinnedRegion&& other) noexcept
       facts_(std::exchange(other.facts_, {})),
       pinned_by_(std::move(other.pinned_by_)),
       pin_chunk_bytes_(other.pin_chunk_bytes_),
+      pinned_bytes_(other.pinned_bytes_.exchange(0)),
       leaked_(other.leaked_),
       mark_(other.mark_) {}
 
 PinnedRegion::~PinnedRegion() {
   if (leaked_ || mark_.must_leak()) return;
-  if (pinned_by_) unpin_chunks(*pinned_by_, facts_.bytes);
-  if (data_ != nullptr) munmap(data_, facts_.bytes);
-  if (facts_.memfd >= 0) close(facts_.memfd);
+  const Remains remains{data_,         facts_.bytes, facts_.memfd, pinned_by_, pin_chunk_bytes_,
+                        pinned_bytes_, mark_};
+  const bool takes_long = pinned_bytes_ > 0 && pinned_by_->info().calls_block;
+  if (!takes_long || !remains.let_go_elsewhere()) remains.let_go();
 }
 
 void PinnedRegion::pin(std::shared_ptr<Device> device, std::size_t slot_bytes) {
-  KVMEM_EXPECTS(!pinned_by_, "the region is pinned already");
-  pin_chunk_bytes_ = bytes_a_pin(slot_bytes);
-  std::size_t done = 0;
+  start_pinning(std::move(device), bytes_a_pin(slot_bytes));
   try {
-    for (; done < facts_.bytes; done += pin_chunk_bytes_) {
-      device->pin(data_ + done, std::min(pin_chunk_bytes_, facts_.bytes - done));
+    while (pin_next()) {
     }
   } catch (...) {
-    unpin_chunks(*device, done);
+    unpin();
     throw;
   }
-  pinned_by_ = std::move(device);
-  facts_.pinned = true;
 }
 
-void PinnedRegion::unpin_chunks(Device& device, std::size_t pinned_bytes) noexcept {
-  for (std::size_t done = 0; done < pinned_bytes; done += pin_chunk_bytes_) {
-    device.unpin(data_ + done, std::min(pin_chunk_bytes_, pinned_bytes - done));
-  }
+void PinnedRegion::start_pinning(std::shared_ptr<Device> device, std::size_t chunk_bytes) {
+  KVMEM_EXPECTS(!pinned_by_, "the region is pinned already");
+  pinned_by_ = std::move(device);
+  pin_chunk_bytes_ = chunk_bytes;
+}
+
+bool PinnedRegion::pin_next() {
+  const std::size_t done = pinned_bytes_;
+  if (done == facts_.bytes) return false;
+  const std::size_t bytes = std::min(pin_chunk_bytes_, facts_.bytes - done);
+  pinned_by_->pin(data_ + done, bytes);
+  pinned_bytes_ = done + bytes;
+  return true;
+}
+
+void PinnedRegion::unpin() noexcept {
+  const std::shared_ptr<Device> device = std::move(pinned_by_);
+  Remains{data_, 0, -1, device, pin_chunk_bytes_, pinned_bytes_.exchange(0), mark_}.unpin();
+}
+
+RegionFacts PinnedRegion::facts() const noexcept {
+  RegionFacts facts = facts_;
+  facts.pinned_bytes = pinned_bytes();
+  facts.pinned = facts.bytes > 0 && facts.pinned_bytes == facts.bytes;
+  return facts;
 }
 
 void PinnedRegion::leak() noexcept {
   if (!std::exchange(leaked_, true)) leaked_bytes += facts_.bytes;
 }
 
-std::size_t PinnedRegion::bytes_a_pin(std::size_t slot_bytes) {
+std::size_t PinnedRegion::bytes_a_pin(std::size_t slot_bytes, std::size_t most_bytes) {
   KVMEM_EXPECTS(slot_bytes > 0 && slot_bytes <= most_slot_bytes_to_pin, "slot_bytes ", slot_bytes,
                 " cannot be pinned: it must be from 1 to ", most_slot_bytes_to_pin);
   const std::size_t step = std::lcm(slot_bytes, system_page_bytes());
-  return std::max(step, most_bytes_a_pin / step * step);
+  return std::max(step, std::min(most_bytes, most_bytes_a_pin) / step * step);
 }
 
 std::uint64_t leaked_region_bytes() noexcept { return leaked_bytes; }

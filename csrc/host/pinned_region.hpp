@@ -9,10 +9,11 @@
 // there.
 //
 // Threads: map() and leaked_region_bytes() from any; a region is for one thread at a time, its
-// bytes and facts are for all. Throws CapacityError that names the limit and the numbers; a failure
-// leaves nothing behind.
+// bytes, facts() and pinned_bytes() are for all. Throws CapacityError that names the limit and the
+// numbers; a failure leaves nothing behind.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,14 +33,17 @@ enum class HugePages : std::uint8_t {
 };
 
 enum class Pin : std::uint8_t {
-  automatic,  // pin where the device needs it
-  required,   // pin in any case: mlock on a host device
-  never,      // copies are staged where the device needs pinned memory
+  automatic,   // pin where the device needs it
+  required,    // pin in any case: mlock on a host device
+  background,  // in any case too, while the pool is in use: what is not pinned yet is staged
+  never,       // copies are staged where the device needs pinned memory
 };
 
 struct RegionOptions {
   HugePages hugepages = HugePages::never;
-  std::optional<int> numa_node = std::nullopt;
+  std::optional<int> numa_node = std::nullopt;  // bound to it
+  // Without a numa_node: taken from there while there is any; ignored where there is no such node.
+  std::optional<int> preferred_node = std::nullopt;
   bool shared = false;  // memfd instead of private memory
   // False: addresses only, of no budget; whoever touches one crashes. Nothing above applies but
   // that required huge pages and shared memory are refused.
@@ -54,8 +58,9 @@ struct RegionFacts {
   std::size_t bytes = 0;                // mapped: whole pages of page_bytes
   std::size_t page_bytes = 4096;        // of the mapping; transparent huge pages do not show here
   bool transparent_huge_pages = false;  // asked for and accepted
-  std::optional<int> numa_node;
-  bool pinned = false;
+  std::optional<int> numa_node;         // bound to it, or preferred
+  std::size_t pinned_bytes = 0;         // just now
+  bool pinned = false;                  // all of it
   int memfd = -1;
   double touch_seconds = 0;
 };
@@ -65,19 +70,33 @@ class PinnedRegion {
   [[nodiscard]] static PinnedRegion map(std::size_t bytes, const RegionOptions& options);
   PinnedRegion(PinnedRegion&& other) noexcept;
   PinnedRegion& operator=(PinnedRegion&&) = delete;
-  ~PinnedRegion();  // unpins and unmaps; leaks in a forked child and at process exit
+  // Unpins and unmaps, where the device's calls block on a thread of its own: gigabytes take
+  // seconds. Leaks in a forked child and at process exit.
+  ~PinnedRegion();
 
   // In chunks of about 1 GiB that no slot straddles; a chunk that fails undoes those before it.
   // Throws CapacityError; at most once.
   void pin(std::shared_ptr<Device> device, std::size_t slot_bytes = slot_alignment_bytes);
-  void leak() noexcept;  // never unpin or unmap: a copy may still touch it
+  // The same by hand: chunk after chunk from the start, until pin_next() says that there is no
+  // further one. One that throws has changed nothing.
+  void start_pinning(std::shared_ptr<Device> device, std::size_t chunk_bytes);
+  bool pin_next();
+  void unpin() noexcept;  // all chunks; then it may start again
+  void leak() noexcept;   // never unpin or unmap: a copy may still touch it
 
-  // The largest multiple of slot_bytes (and of a page) up to 1 GiB, else one slot. Throws
+  // The largest multiple of slot_bytes (and of a page) up to `most_bytes`, else one slot. Throws
   // InvalidArgument over 64 GiB.
-  [[nodiscard]] static std::size_t bytes_a_pin(std::size_t slot_bytes);
+  static constexpr std::size_t most_bytes_a_pin = std::size_t{1} << 30;
+  [[nodiscard]] static std::size_t bytes_a_pin(std::size_t slot_bytes,
+                                               std::size_t most_bytes = most_bytes_a_pin);
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
-  [[nodiscard]] const RegionFacts& facts() const noexcept { return facts_; }
+  [[nodiscard]] RegionFacts facts() const noexcept;
+  [[nodiscard]] std::size_t bytes() const noexcept { return facts_.bytes; }
+  // All before it is pinned, and stays so while the region lives.
+  [[nodiscard]] std::size_t pinned_bytes() const noexcept { return pinned_bytes_.load(); }
+  // No copy may cross from one chunk into the next. 0: pinning never started.
+  [[nodiscard]] std::size_t pin_chunk_bytes() const noexcept { return pin_chunk_bytes_; }
 
  private:
   PinnedRegion() = default;
@@ -85,12 +104,13 @@ class PinnedRegion {
                                               std::size_t page_bytes, bool reserved_pages);
   void reserve_addresses(std::size_t length, bool reserved_pages);
   void advise(bool shared, bool reserved_pages);
-  void unpin_chunks(Device& device, std::size_t pinned_bytes) noexcept;
+  void place(const RegionOptions& options);
 
   std::byte* data_ = nullptr;
-  RegionFacts facts_;
+  RegionFacts facts_;  // less what is pinned
   std::shared_ptr<Device> pinned_by_;
   std::size_t pin_chunk_bytes_ = 0;
+  std::atomic<std::size_t> pinned_bytes_{0};
   bool leaked_ = false;
   ProcessMark mark_;
 };

@@ -14,10 +14,37 @@ namespace {
 // nothing.
 constexpr std::size_t bookkeeping_bytes_a_slot = 32;
 
-RegionOptions region_for(const Device& device, RegionOptions options, std::uint32_t capacity) {
+bool pins_first(const Device& device, Pin pin) {
+  return pin == Pin::required || (pin == Pin::automatic && device.info().needs_pinned_host);
+}
+
+RegionOptions region_for(const Device& device, const PoolOptions& pool, std::uint32_t capacity) {
+  RegionOptions options = pool.region;
   options.has_bytes = device.info().has_bytes;
   if (!options.has_bytes) expect_memory_for(capacity * bookkeeping_bytes_a_slot);
+  if (!options.preferred_node) options.preferred_node = device.info().numa_node;
+  if (options.progress && pins_first(device, pool.pin)) {  // the second half is pinning
+    options.progress = [&pool](std::size_t done, std::size_t total) {
+      return pool.region.progress(done, 2 * total);
+    };
+  }
   return options;
+}
+
+// In slots; 0: all are as good as they will ever be.
+std::uint32_t pinned_behind_at_a_time(const PoolOptions& pool, const PinPace& pace,
+                                      std::size_t slot_bytes) {
+  if (pool.pin != Pin::background) return 0;
+  return static_cast<std::uint32_t>(pace.chunk_bytes(slot_bytes) / slot_bytes);
+}
+
+std::optional<std::string> what_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& what) {
+    return what.what();
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -28,13 +55,12 @@ PoolCore::PoolCore(std::shared_ptr<Device> device, const PoolOptions& options,
       block_bytes_(options.block_bytes),
       slot_bytes_(slot_bytes),
       capacity_(capacity),
-      region_(
-          PinnedRegion::map(slot_bytes * capacity, region_for(*device_, options.region, capacity))),
-      table_(capacity),
+      pace_{options.pin_bytes_per_second},
+      region_(PinnedRegion::map(slot_bytes * capacity, region_for(*device_, options, capacity))),
+      table_(capacity, pinned_behind_at_a_time(options, pace_, slot_bytes)),
       tickets_(capacity) {
-  const bool pins = options.pin == Pin::required ||
-                    (options.pin == Pin::automatic && device_->info().needs_pinned_host);
-  if (pins) region_.pin(device_, slot_bytes_);
+  if (pins_first(*device_, options.pin)) pin_first(options.region.progress);
+  if (options.pin == Pin::background) pin_behind();  // last: its thread uses all of this
 }
 
 // Nobody holds anything any more, so what is not free is what a copy may still touch.
@@ -168,6 +194,12 @@ void PoolCore::release(std::span<const SlotIndex> slots) {
   apply([&] { tickets_.give_back(table_.remove(slots, Holder::owner)); });
 }
 
+void PoolCore::expect_no_copies(std::span<const SlotIndex> slots) {
+  expect_same_process();
+  const std::lock_guard lock(mutex_);
+  table_.expect_no_copies(slots);
+}
+
 void PoolCore::poison(std::span<const SlotIndex> slots) noexcept {
   if (mark_.must_leak()) return;
   leave([&] {
@@ -183,6 +215,7 @@ void PoolCore::close() noexcept {
   apply([&] {
     closed_ = true;
     tickets_.close();
+    pinning_ends_.notify_all();
   });
 }
 
@@ -190,6 +223,11 @@ void PoolCore::drop_pool() noexcept {
   if (mark_.must_leak()) return;
   close();
   leave([] {});
+}
+
+void PoolCore::pinning_ended(const std::exception_ptr& error) noexcept {
+  if (mark_.must_leak()) return;
+  leave([&] { pin_error_ = error; });
 }
 
 std::uint64_t PoolCore::free() {
@@ -212,6 +250,7 @@ PoolStats PoolCore::stats() {
   stats.waiters = tickets_.waiting();
   stats.acquired = acquired_;
   stats.refused = refused_;
+  stats.pin_error = what_of(pin_error_);
   return stats;
 }
 

@@ -2,6 +2,8 @@
 // its handles; every other room sees host/block_pool.hpp.
 #pragma once
 
+#include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -9,12 +11,15 @@
 
 #include "base/process.hpp"
 #include "host/block_pool.hpp"
+#include "host/page_touch.hpp"
+#include "host/pin_pace.hpp"
 
 namespace kvmem::detail {
 
-// What the pool object and all its handles share. Each of them is counted under the one lock;
-// whoever leaves last deletes the core. Wakers fire and the device's progress moves under the lock
-// too: both are short leaves below it, and behind it the core may be gone.
+// What the pool object and all its handles share, and the thread that pins in the background. Each
+// of them is counted under the one lock; whoever leaves last deletes the core. Wakers fire and the
+// device's progress moves under the lock too: both are short leaves below it, and behind it the
+// core may be gone.
 class PoolCore {
  public:
   PoolCore(std::shared_ptr<Device> device, const PoolOptions& options, std::size_t slot_bytes,
@@ -32,6 +37,7 @@ class PoolCore {
   [[nodiscard]] HostBlocks add(std::span<const SlotIndex> slots, Holder holder, bool expect_owner);
   void remove(std::span<const SlotIndex> slots, Holder holder) noexcept;
   void release(std::span<const SlotIndex> slots);
+  void expect_no_copies(std::span<const SlotIndex> slots);
   void poison(std::span<const SlotIndex> slots) noexcept;
 
   void close() noexcept;
@@ -44,6 +50,7 @@ class PoolCore {
 
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
   [[nodiscard]] const PinnedRegion& region() const noexcept { return region_; }
+  [[nodiscard]] bool pinned(std::span<const SlotIndex> slots) const noexcept;
   [[nodiscard]] std::size_t block_bytes() const noexcept { return block_bytes_; }
   [[nodiscard]] std::size_t slot_bytes() const noexcept { return slot_bytes_; }
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
@@ -57,6 +64,11 @@ class PoolCore {
   void expect_open() const {
     if (closed_) throw Closed("the block pool is closed");
   }
+  void pin_first(const TouchProgress& progress);
+  void pin_behind();
+  void pin_in_background() noexcept;
+  [[nodiscard]] bool note_pinned(Nanoseconds pause);
+  void pinning_ended(const std::exception_ptr& error) noexcept;
   [[nodiscard]] Shortage shortage_locked(std::size_t wanted) const;
   [[nodiscard]] bool try_acquire_locked(std::span<SlotIndex> slots);
   void note_peaks() noexcept;
@@ -70,14 +82,18 @@ class PoolCore {
   const std::shared_ptr<Device> device_;
   const std::size_t block_bytes_, slot_bytes_;
   const std::uint32_t capacity_;
+  const PinPace pace_;
   const ProcessMark mark_;
   PinnedRegion region_;
 
   std::mutex mutex_;
   BlockTable table_;
   TicketQueue tickets_;  // free() is what the table has free, less what is granted and not taken
-  std::size_t handles_ = 1;  // the pool object, each HostBlocks with slots, each PoolTicket
+  // The pool object, each HostBlocks with slots, each PoolTicket, the thread that pins.
+  std::size_t handles_ = 1;
   bool closed_ = false;
+  std::condition_variable pinning_ends_;
+  std::exception_ptr pin_error_;
   std::uint32_t peak_held_ = 0, peak_quarantined_ = 0;
   std::uint64_t acquired_ = 0, refused_ = 0;
 };

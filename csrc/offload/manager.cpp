@@ -229,11 +229,12 @@ std::shared_ptr<TransferJob> Manager::make_job(TransferKind kind, const Transfer
                                                std::shared_ptr<const KVLayout> layout_now) {
   const Direction direction =
       kind == TransferKind::offload ? Direction::to_host : Direction::to_device;
-  const SlotArena arena{pool_->data(), pool_->slot_bytes(),
-                        PinnedRegion::bytes_a_pin(pool_->slot_bytes())};
+  const SlotArena arena{pool_->data(), pool_->slot_bytes(), pool_->pin_chunk_bytes()};
   CopyBatch batch(*layout_now, direction, request.blocks, guarded.slots(), arena,
                   side(direction).queue->descriptor_bytes(), kind == TransferKind::restore);
-  const bool staged = runtime_->device().info().needs_pinned_host && !pool_->pinned();
+  // Once it is pinned it stays so; what is not yet goes through the ring.
+  const bool staged =
+      runtime_->device().info().needs_pinned_host && !pool_->pinned(guarded.slots());
   auto job = std::make_shared<TransferJob>(std::move(batch), request.priority, request.after.events,
                                            request.after.transfers, staged);
   job->manager = shared_from_this();

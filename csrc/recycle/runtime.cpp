@@ -10,13 +10,18 @@ namespace kvmem {
 
 namespace {
 constexpr Nanoseconds millisecond = 1'000'000;
-constexpr Nanoseconds shortest_poll = 50'000;  // in flight on a device that must be polled
-constexpr Nanoseconds longest_poll = millisecond;
+// Between two looks at a device that must be polled, while something is in flight.
+constexpr Nanoseconds shortest_poll = 50'000, longest_poll = millisecond;
 constexpr Nanoseconds interrupt_every = 20 * millisecond;
 // Of a waiter: signals are looked for in between.
 constexpr Nanoseconds longest_sleep = 50 * millisecond;
 constexpr Nanoseconds longest_unasked = 100 * millisecond;  // for what no event stands behind yet
 constexpr Nanoseconds idle_sleep = 3'600'000 * millisecond;
+// So that what takes long is seen late by a small part of its time only.
+Nanoseconds poll_after(Nanoseconds waited) {
+  return std::clamp(waited / 64, shortest_poll, longest_poll);
+}
+
 }  // namespace
 
 std::shared_ptr<Runtime> Runtime::make(std::shared_ptr<Device> device) {
@@ -79,13 +84,14 @@ bool Runtime::wait_until(const std::function<bool()>& done, std::optional<Nanose
   // Signals come in real time, whatever the device's clock is.
   using Clock = std::chrono::steady_clock;
   auto last_look = Clock::now();
-  Nanoseconds poll = shortest_poll;
+  const bool polls = !device_->info().wakes_sleepers;
+  const Nanoseconds began = polls ? device_->now() : 0;
   for (;;) {
     const std::uint64_t seen = device_->progress().value();
     leaving.waiting = advance();
     if (done()) return true;
     if (process_is_exiting()) return false;  // nothing moves any more
-    Nanoseconds most = device_->info().wakes_sleepers ? longest_sleep : poll;
+    Nanoseconds most = polls ? poll_after(device_->now() - began) : longest_sleep;
     // Virtual time is passed at once, or not at all.
     if (device_->info().virtual_time) most = std::numeric_limits<Nanoseconds>::max();
     if (deadline) {
@@ -101,7 +107,6 @@ bool Runtime::wait_until(const std::function<bool()>& done, std::optional<Nanose
       last_look = Clock::now();
     }
     device_->sleep(seen, most, true);
-    poll = std::min(2 * poll, longest_poll);
   }
 }
 
@@ -153,7 +158,8 @@ void Runtime::run_reaper() {
     const std::lock_guard lock(mutex_);
     reaper_id_ = std::this_thread::get_id();
   }
-  Nanoseconds poll = shortest_poll;
+  const bool polls = !device_->info().wakes_sleepers;
+  Nanoseconds since = device_->now();  // the last end, or nothing was in flight
   for (;;) {
     const std::uint64_t seen = device_->progress().value();
     const std::size_t before = recycle_.in_flight();
@@ -167,8 +173,8 @@ void Runtime::run_reaper() {
       }
     }
     const bool in_flight = waiting || recycle_.in_flight() > 0;
-    poll = recycle_.in_flight() < before ? shortest_poll : std::min(2 * poll, longest_poll);
-    const Nanoseconds asking = device_->info().wakes_sleepers ? longest_unasked : poll;
+    if (!in_flight || recycle_.in_flight() < before) since = device_->now();
+    const Nanoseconds asking = polls ? poll_after(device_->now() - since) : longest_unasked;
     reaper_sleeps_soundly_.store(!in_flight);
     device_->sleep(seen, in_flight ? asking : idle_sleep, false);
     reaper_sleeps_soundly_.store(false);

@@ -18,7 +18,7 @@ from typing import (
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
+from typing_extensions import CapsuleType, Self
 
 __version__: str
 
@@ -28,6 +28,9 @@ _Kind: TypeAlias = Literal["offload", "restore"]
 _Priority: TypeAlias = Literal["demand", "background"]
 _State: TypeAlias = Literal["queued", "in_flight", "done", "failed", "cancelled"]
 _End: TypeAlias = Literal["done", "failed", "cancelled"]
+_Usability: TypeAlias = Literal[
+    "usable", "no_runtime", "no_driver", "no_device", "driver_too_old", "broken"
+]
 _Timeout: TypeAlias = SupportsFloat | SupportsIndex | None
 
 _Started = TypeVar("_Started", bound=Transfer)
@@ -132,6 +135,16 @@ class Device:
         shared_link: bool,
         moves_bytes: bool,
     ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        cuda: _CudaStatus,
+        ordinal: SupportsIndex,
+        batch: bool,
+        max_descriptors: SupportsIndex,
+        no_batch_drivers: Sequence[str],
+    ) -> None: ...
     @property
     def kind(self) -> str: ...
     @property
@@ -142,11 +155,65 @@ class Device:
     def stream(self) -> Stream: ...
     def host_event(self) -> Event: ...
 
+@type_check_only
+class _CudaDeviceFacts(TypedDict):
+    pci_bus_id: str
+    compute_capability: str | None
+    copy_engines: int | None
+    numa_node: int | None
+    integrated: bool | None
+    exclusive_process: bool | None
+    concurrent_kernels: bool | None
+    unified_addressing: bool | None
+    stream_priorities: bool | None
+    pageable_memory_access: bool | None
+    uses_host_page_tables: bool | None
+    can_use_host_pointer: bool | None
+    host_register: bool | None
+    host_register_read_only: bool | None
+    mps: bool | None
+
+class _CudaStatus:
+    @property
+    def usability(self) -> _Usability: ...
+    @property
+    def absent(self) -> bool: ...
+    @property
+    def error(self) -> int: ...
+    @property
+    def sentence(self) -> str: ...
+    @property
+    def runtime_path(self) -> str: ...
+    @property
+    def runtime_found_by(self) -> str: ...
+    @property
+    def runtime_version(self) -> int: ...
+    @property
+    def driver_version(self) -> int: ...
+    @property
+    def device_count(self) -> int: ...
+    def device_facts(self, ordinal: SupportsIndex) -> _CudaDeviceFacts: ...
+
+def _find_cuda(wheels: Sequence[str]) -> _CudaStatus: ...
+def _driver_release(root: str) -> str: ...
+
 # ---- host memory
 
 class HostBlocks:
     def __len__(self) -> int: ...
+    @overload
     def __getitem__(self, index: SupportsIndex) -> _Bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> HostBlocks: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
     @property
     def indices(self) -> NDArray[np.int64]: ...
     def gather(self, out: _Bytes | None = None) -> _Bytes: ...
@@ -181,7 +248,8 @@ class BlockPool:
         *,
         block_bytes: SupportsIndex,
         capacity_bytes: SupportsIndex,
-        pin: Literal["auto", "required", "never"],
+        pin: Literal["auto", "required", "background", "never"],
+        pin_bytes_per_second: float,
         hugepages: Literal["never", "try", "required"],
         numa_node: int | None,
         shared: bool,
@@ -204,6 +272,10 @@ class BlockPool:
     def close(self) -> None: ...
 
 # ---- geometry
+
+def _read_dlpack(
+    capsule: object,
+) -> tuple[int, tuple[int, ...], tuple[int, ...] | None, int, int, int, int]: ...
 
 class Region:
     def __init__(

@@ -14,6 +14,7 @@ def make_app() -> typer.Typer:
     import typer
 
     from kvmem.bench import command as bench_command
+    from kvmem.doctor import command as doctor_command
     from kvmem.replay import command as replay_command
 
     app = typer.Typer(
@@ -40,6 +41,7 @@ def make_app() -> typer.Typer:
     ) -> None:
         del version
 
+    app.command("doctor", help=doctor_command.HELP)(doctor_command.doctor)
     app.command("replay", help=replay_command.HELP)(replay_command.replay)
     app.command("bench", help=bench_command.HELP)(bench_command.bench)
     return app

@@ -7,6 +7,7 @@ from typing import Literal, SupportsIndex
 
 from . import _async, _core
 from ._units import parse_bytes
+from .devices import _GBPS_LEAST, _GBPS_MOST, _number
 
 
 class BlockPool(_core.BlockPool):
@@ -15,13 +16,19 @@ class BlockPool(_core.BlockPool):
     block_bytes: payload of one block; a slot is that rounded up to 4 KiB.
     capacity_bytes: the budget; what is no whole slot is not used. Both sizes are integers or
         strings such as "8GiB".
-    pin: "auto" pins where the device needs it, "required" in any case, "never" not at all: copies
-        are then staged where the device needs pinned memory.
+    pin: "auto" pins where the device needs it, "required" in any case, both before the pool is
+        there. "background" pins in any case, while the pool is in use: slots that are not pinned
+        yet are handed out last. "never" not at all. Where the device needs pinned memory, copies
+        of slots that are not pinned are staged. What fails in the background stays unpinned, and
+        stats() has it as "pin_error"; how far it is, is "pinned_bytes". Closing the pool ends it.
+    pin_gbps: at most so many 10^9 bytes are pinned a second; None is as fast as it goes. Pinning
+        holds locks of the driver that copies, and other processes, wait for.
     hugepages: reserved huge pages "never", "try" or "required"; transparent ones are always asked
         for.
-    numa_node: where the memory is to be; None is wherever it comes.
+    numa_node: where the memory is to be; None is preferably close to the device, where it says.
     shared: a memfd that other processes can map, instead of private memory.
-    progress: called with (touched, all) bytes while the memory is made; returning False cancels.
+    progress: called with (done, all) bytes while the memory is made; returning False cancels. Each
+        byte counts once as touched and, where that is waited for, once more as pinned.
 
     The memory is checked against what the machine and the control groups have left before any of it
     is touched. Raises CapacityError that names the limit, InvalidArgument, Cancelled.
@@ -33,7 +40,8 @@ class BlockPool(_core.BlockPool):
         *,
         block_bytes: SupportsIndex | str,
         capacity_bytes: SupportsIndex | str,
-        pin: Literal["auto", "required", "never"] = "auto",
+        pin: Literal["auto", "required", "background", "never"] = "auto",
+        pin_gbps: float | None = None,
         hugepages: Literal["never", "try", "required"] = "never",
         numa_node: int | None = None,
         shared: bool = False,
@@ -44,6 +52,7 @@ class BlockPool(_core.BlockPool):
             block_bytes=parse_bytes("block_bytes", block_bytes),
             capacity_bytes=parse_bytes("capacity_bytes", capacity_bytes),
             pin=pin,
+            pin_bytes_per_second=_pin_bytes_per_second(pin_gbps),
             hugepages=hugepages,
             numa_node=numa_node,
             shared=shared,
@@ -57,3 +66,9 @@ class BlockPool(_core.BlockPool):
         waits.
         """
         return await _async.acquire(self, count)
+
+
+def _pin_bytes_per_second(gbps: float | None) -> float:
+    if gbps is None:
+        return 0.0
+    return _number("pin_gbps", gbps, _GBPS_LEAST, _GBPS_MOST) * 1e9

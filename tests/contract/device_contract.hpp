@@ -40,6 +40,7 @@ struct DeviceKind {
   std::function<std::unique_ptr<DeviceUnderTest>()> open;  // a new one at each call
   bool refuses_unknown_handles = true;  // CUDA trusts the pointers that it is given
   Nanoseconds clock_slack = 0;          // between now() and event_time()
+  bool knows_records = true;            // CUDA does not say whether an event was ever recorded
 };
 
 inline void PrintTo(const DeviceKind& kind, std::ostream* out) { *out << kind.name; }

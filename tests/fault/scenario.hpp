@@ -19,6 +19,7 @@
 
 #include "base/error.hpp"
 #include "support/allocation_faults.hpp"
+#include "support/cuda_over_fake.hpp"
 #include "support/offload_world.hpp"
 #include "support/sanitizers.hpp"
 
@@ -37,6 +38,7 @@ enum class HostMemory : std::uint8_t {
 struct ScenarioOptions {
   HostMemory memory = HostMemory::ordinary;
   bool timeline = false;
+  std::optional<OverFake> over_fake{};  // the CUDA device, on a fake runtime over the scripted one
 };
 
 [[nodiscard]] inline std::shared_ptr<ScriptedDevice> scenario_device(
@@ -66,11 +68,13 @@ class Scenario {
   static constexpr int operations = 200;
 
   Scenario(std::shared_ptr<ScriptedDevice> device, const ScenarioOptions& options)
-      : device_(std::move(device)), options_(options), keys_(device_blocks) {
+      : device_(std::move(device)), used_(device_), options_(options), keys_(device_blocks) {
     for (std::size_t i = 0; i < device_blocks; ++i) keys_[i] = i;
+    if (options_.over_fake)
+      used_ = std::make_shared<CudaOver<ModelDevice>>(*options_.over_fake, device_);
     const ArmedAllocations now;
-    world_ = std::make_unique<World>(device_, world_options());
-    engine_ = std::make_unique<Stream>(device_);
+    world_ = std::make_unique<World>(used_, world_options());
+    engine_ = std::make_unique<Stream>(used_);
     wake_list_ = std::make_shared<WakeList>();
   }
   Scenario(const Scenario&) = delete;
@@ -344,7 +348,7 @@ class Scenario {
     if (stall_)
       stall_.reset();
     else
-      stall_ = std::make_unique<Stall>(device_, engine_->handle());
+      stall_ = std::make_unique<Stall>(used_, engine_->handle());
   }
 
   void poll() {
@@ -414,7 +418,8 @@ class Scenario {
     }
   }
 
-  std::shared_ptr<ScriptedDevice> device_;
+  std::shared_ptr<ScriptedDevice> device_;  // what happens
+  std::shared_ptr<ModelDevice> used_;       // what kvmem sees of it
   const ScenarioOptions options_;
   std::unique_ptr<World> world_;
   std::unique_ptr<Stream> engine_;

@@ -322,6 +322,8 @@ TEST_F(Pool, IsPinnedWhereTheDeviceNeedsItOrTheCallerWantsIt) {
   EXPECT_FALSE(BlockPool(device_, of(slot, slot)).pinned());
   EXPECT_TRUE(BlockPool(device_, of(slot, slot, Pin::required)).pinned());
   EXPECT_FALSE(BlockPool(needs, of(slot, slot, Pin::never)).pinned());
+  EXPECT_EQ(BlockPool(needs, of(slot, slot, Pin::never)).pin_chunk_bytes(), 0U);
+  EXPECT_EQ(BlockPool(needs, of(slot, slot)).pin_chunk_bytes(), PinnedRegion::bytes_a_pin(slot));
   EXPECT_TRUE(needs->pinned().empty());
   EXPECT_TRUE(device_->pinned().empty());
 }

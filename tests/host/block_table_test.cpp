@@ -141,6 +141,24 @@ TEST(BlockTable, AddRefusesAsAWholeWhatIsNotHeldOrOutOfRange) {
   table.check();
 }
 
+TEST(BlockTable, ExpectNoCopiesNamesTheSlotThatACopyMayStillTouch) {
+  BlockTable table(4);
+  const Slots slots = acquired(table, 2);
+  EXPECT_NO_THROW(table.expect_no_copies(slots));
+  table.add(Slots{1}, Holder::copy);
+  EXPECT_NO_THROW(table.expect_no_copies(Slots{0}));
+  EXPECT_THROW(table.expect_no_copies(slots), NotDone);
+  table.add(Slots{1}, Holder::copy);
+  table.remove(Slots{1}, Holder::copy);
+  EXPECT_THROW(table.expect_no_copies(slots), NotDone);
+  table.remove(Slots{1}, Holder::copy);
+  EXPECT_NO_THROW(table.expect_no_copies(slots));
+  table.add(Slots{0}, Holder::copy);
+  table.poison(Slots{0});  // no copy is left, and it never ended
+  EXPECT_THROW(table.expect_no_copies(slots), DeviceLost);
+  EXPECT_THROW(table.expect_no_copies(Slots{4}), InvalidArgument);
+}
+
 TEST(BlockTable, ExpectHeldWantsAnOwnerNotOnlyACopy) {
   BlockTable table(3);
   const Slots slots = acquired(table, 2);
@@ -221,6 +239,61 @@ TEST(BlockTable, AgreesWithAPlainModelOverARandomWalk) {
     table.check();
   }
   EXPECT_GT(table.counts().poisoned, 0U);
+}
+
+// ---- slots that are not ready ----
+
+TEST(BlockTable, SlotsThatAreNotReadyGoOutInOrderAndWhenNoOtherIsFree) {
+  BlockTable table(7, 3);
+  EXPECT_EQ(acquired(table, 2), (Slots{0, 1}));
+  EXPECT_EQ(acquired(table, 3), (Slots{2, 3, 4}));
+  EXPECT_EQ(table.remove(Slots{0, 1, 2, 3}, Holder::owner), 4U);
+  table.make_ready(3);
+  EXPECT_EQ(table.counts(), counts(6, 1, 0, 0));
+  EXPECT_EQ(acquired(table, 1), (Slots{0}));
+  EXPECT_EQ(acquired(table, 4), (Slots{1, 2, 3, 5}));
+  EXPECT_EQ(table.remove(Slots{4, 0}, Holder::owner), 2U);
+  table.make_ready(6);
+  table.make_ready(7);
+  table.make_ready(3);  // never goes back
+  table.check();
+  EXPECT_EQ(table.remove(Slots{1, 2, 3, 5}, Holder::owner), 4U);
+  EXPECT_EQ(acquired(table, 4), (Slots{1, 2, 3, 5}));
+  Slots rest = acquired(table, 3);
+  std::ranges::sort(rest);
+  EXPECT_EQ(rest, (Slots{0, 4, 6}));
+  EXPECT_THROW(acquired(table, 1), InvalidArgument);
+}
+
+TEST(BlockTable, WhateverComesAndGoesNoSlotThatIsNotReadyGoesOutBeforeOneThatIs) {
+  constexpr std::uint32_t capacity = 50, chunk = 8;
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    std::mt19937 random(seed);
+    BlockTable table(capacity, chunk);
+    Slots held;
+    std::uint32_t ready = 0;
+    for (int step = 0; step < 400; ++step) {
+      if (random() % 40 == 0) table.make_ready(ready = std::min(ready + chunk, capacity));
+      const auto is_ready = [&](SlotIndex slot) { return slot < ready; };
+      if (random() % 2 == 0 && table.counts().free > 0) {
+        const auto free_and_ready = ready - std::ranges::count_if(held, is_ready);
+        const Slots more = acquired(table, 1 + random() % std::min(table.counts().free, 9U));
+        ASSERT_EQ(std::ranges::count_if(more, is_ready),
+                  std::min<std::ptrdiff_t>(free_and_ready, std::ssize(more)));
+        held.insert(held.end(), more.begin(), more.end());
+      } else if (!held.empty()) {
+        std::ranges::shuffle(held, random);
+        const std::size_t count = 1 + random() % std::min<std::size_t>(held.size(), 9);
+        table.remove(std::span(held).last(count), Holder::owner);
+        held.resize(held.size() - count);
+      }
+      ASSERT_EQ(table.counts().held, held.size());
+      table.check();
+    }
+    Slots all = acquired(table, table.counts().free);
+    all.insert(all.end(), held.begin(), held.end());
+    ASSERT_EQ(std::set<SlotIndex>(all.begin(), all.end()).size(), capacity);
+  }
 }
 
 #if KVMEM_CHECKED

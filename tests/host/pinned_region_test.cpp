@@ -1,6 +1,7 @@
 #include "host/pinned_region.hpp"
 
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 
 #include "base/error.hpp"
 #include "host/budget.hpp"
+#include "host/numa.hpp"
 #include "support/child_process.hpp"
 #include "support/fake_device.hpp"
 
@@ -48,6 +50,19 @@ std::size_t mapped_bytes_of_this_process() {
 std::size_t open_descriptors() {
   const std::filesystem::directory_iterator folder("/proc/self/fd");
   return static_cast<std::size_t>(std::distance(begin(folder), end(folder)));
+}
+
+// As the kernel has it; none where it does not say.
+std::optional<std::string> policy_of(const std::byte* base) {
+  std::ifstream file("/proc/self/numa_maps");
+  std::ostringstream address;
+  address << std::hex << reinterpret_cast<std::uintptr_t>(base);
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string start, policy;
+    if (words >> start >> policy && start == address.str()) return policy;
+  }
+  return std::nullopt;
 }
 
 std::uint64_t free_reserved_pages() {
@@ -202,6 +217,32 @@ TEST_P(EveryKindOfRegion, IsBoundToItsNode) {
     }
   }
   FAIL() << "the region is not in numa_maps";
+}
+
+TEST_P(EveryKindOfRegion, PrefersTheNodeThatItIsToldOfUnlessItIsBound) {
+  options_.preferred_node = 0;
+  const PinnedRegion region = PinnedRegion::map(3 * MiB, options_);
+  EXPECT_EQ(region.facts().numa_node, 0);
+  options_.preferred_node = 1000;
+  const PinnedRegion nowhere = PinnedRegion::map(3 * MiB, options_);
+  EXPECT_FALSE(nowhere.facts().numa_node.has_value()) << "there is no such node";
+  options_.numa_node = 0;
+  const PinnedRegion bound = PinnedRegion::map(3 * MiB, options_);
+  EXPECT_EQ(bound.facts().numa_node, 0);
+  const auto policy = policy_of(region.data());
+  if (!policy) GTEST_SKIP() << "this kernel has no numa_maps";
+  EXPECT_TRUE(policy->starts_with("prefer") && policy->ends_with(":0")) << *policy;
+  EXPECT_EQ(policy_of(nowhere.data()), "default");
+  EXPECT_EQ(policy_of(bound.data()), "bind:0");
+}
+
+TEST_P(EveryKindOfRegion, IsMappedAllTheSameWhereTheKernelRefusesToPreferANode) {
+  EXPECT_TRUE(test::true_in_child([this] {
+    if (!test::refuse_call(SYS_mbind, 2, MPOL_PREFERRED, EPERM)) return false;
+    options_.preferred_node = 0;
+    const PinnedRegion region = PinnedRegion::map(3 * MiB, options_);
+    return region.facts().numa_node == 0 || numa_nodes().size() > 1;
+  }));
 }
 
 TEST_P(EveryKindOfRegion, OnANodeThatDoesNotExistIsRefused) {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import kvmem
 import support
+from kvmem import _cuda
 from support import Cache
 
 
@@ -66,6 +68,13 @@ def make_cache(device: kvmem.Device) -> Iterator[Callable[..., Cache]]:
 @pytest.fixture
 def cache(make_cache: Callable[..., Cache]) -> Cache:
     return make_cache()
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without one, whatever this machine has."""
+    none = SimpleNamespace(usability="no_device", absent=True, sentence="no GPU")
+    monkeypatch.setattr(_cuda, "find", lambda: none)
 
 
 @pytest.fixture

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -881,3 +884,21 @@ def test_the_statistics_show_what_is_in_flight(cache: Cache) -> None:
     assert (stats["reports_taken"], stats["reports_waiting"]) == (1, 0)
     gate.open()
     assert cache.manager.drain(PATIENCE).quiet
+
+
+def test_block_ids_may_be_made_as_they_are_asked_for() -> None:
+    # A range makes each item anew. The debug allocator fills what is freed, so that one that is
+    # looked at too late is seen.
+    program = """
+import kvmem
+device = kvmem.open_device("virtual", move_bytes=False)
+layout = kvmem.KVLayout([kvmem.Region(4096, 4096, 4096, 2000, memory="virtual")])
+with kvmem.Manager(device, layout, host_bytes="8MiB") as manager:
+    manager.offload(range(300, 1300), after=kvmem.READY).wait()
+"""
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONMALLOC": "debug"},
+        check=True,
+        timeout=60,
+    )

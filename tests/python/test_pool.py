@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import resource
 import threading
 import weakref
 from collections.abc import Callable
@@ -118,6 +120,67 @@ def test_progress_is_told_until_everything_is_touched(device: kvmem.Device) -> N
     done = [each for each, _ in told]
     assert done == sorted(done)
     assert told[-1] == (2**26, 2**26)
+
+
+@pytest.fixture
+def lockable(device: kvmem.Device) -> kvmem.Device:
+    """A device on which a few pages can be pinned."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if os.geteuid() != 0 and soft not in (resource.RLIM_INFINITY,) and soft < 2**16:
+        pytest.skip(f"RLIMIT_MEMLOCK is {soft}")
+    return device
+
+
+def test_progress_counts_each_byte_again_when_it_is_pinned(lockable: kvmem.Device) -> None:
+    told: list[tuple[int, int]] = []
+    pool = kvmem.BlockPool(
+        lockable,
+        block_bytes=4096,
+        capacity_bytes=16384,
+        pin="required",
+        progress=lambda done, size: told.append((done, size)),
+    )
+    assert told == [(16384, 32768), (32768, 32768)]
+    assert pool.pinned
+    assert pool.stats()["pinned_bytes"] == 16384
+
+
+def test_progress_that_returns_false_while_pinning_cancels(lockable: kvmem.Device) -> None:
+    with pytest.raises(kvmem.Cancelled, match="pinning"):
+        kvmem.BlockPool(
+            lockable,
+            block_bytes=4096,
+            capacity_bytes=16384,
+            pin="required",
+            progress=lambda done, size: done <= size / 2,
+        )
+
+
+def test_a_pool_pins_in_the_background_while_it_is_in_use(lockable: kvmem.Device) -> None:
+    pool = kvmem.BlockPool(lockable, block_bytes=4096, capacity_bytes=16384, pin="background")
+    with pool.acquire(4) as blocks:
+        blocks[3][:] = 7
+        until(lambda: pool.pinned, "the end of pinning")
+        assert pool.stats()["pinned_bytes"] == pool.stats()["region_bytes"] == 16384
+        assert pool.stats()["pin_error"] is None
+        assert (blocks[3] == 7).all()
+
+
+def test_pin_gbps_makes_chunks_small_and_pauses_between_them(lockable: kvmem.Device) -> None:
+    """Four seconds from one slot to the next, and nobody waits for them: it would be one chunk."""
+    pool = kvmem.BlockPool(
+        lockable, block_bytes=4096, capacity_bytes=16384, pin="background", pin_gbps=1e-6
+    )
+    until(lambda: pool.stats()["pinned_bytes"], "the first chunk")
+    assert 0 < pool.stats()["pinned_bytes"] < 16384
+    assert not pool.pinned
+    pool.close()
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, "1", float("nan"), float("inf"), 1e-7, 10**400])
+def test_a_pin_gbps_that_is_no_speed_is_refused_by_name(device: kvmem.Device, bad: Any) -> None:
+    with pytest.raises(kvmem.InvalidArgument, match="pin_gbps"):
+        kvmem.BlockPool(device, block_bytes=4096, capacity_bytes=4096, pin_gbps=bad)
 
 
 def test_progress_that_returns_false_cancels(device: kvmem.Device) -> None:
@@ -363,7 +426,7 @@ def test_an_index_out_of_range_is_an_index_error(pool: kvmem.BlockPool, bad: int
         pool.acquire(2)[bad]
 
 
-@pytest.mark.parametrize("bad", ["0", 0.0, None, slice(0, 1)])
+@pytest.mark.parametrize("bad", ["0", 0.0, None, slice("0", 1)])
 def test_an_index_of_a_wrong_type_is_a_type_error(pool: kvmem.BlockPool, bad: Any) -> None:
     with pytest.raises(TypeError):
         pool.acquire(2)[bad]
@@ -731,6 +794,7 @@ def test_the_statistics_say_exactly_what_happened(make_pool: MakePool) -> None:
         "padding_bytes": 4 * 3192,
         "region_bytes": 4 * 8192,
         "pinned_bytes": 0,
+        "pin_error": None,
         "page_bytes": 4096,
         "numa_node": None,
     }

@@ -480,6 +480,21 @@ def test_importing_needs_only_numpy_starts_no_thread_and_opens_nothing() -> None
     assert (ran.stdout, ran.stderr) == ("['kvmem']\n", "")
 
 
+def test_importing_loads_nothing_of_cuda_and_takes_little_time() -> None:
+    """In time of the processor: what else the machine does must not count."""
+    script = """
+    import sys, time
+    before = time.process_time()
+    import kvmem
+    print(time.process_time() - before)
+    with open("/proc/self/maps") as maps:
+        print([line for line in maps if "libcuda" in line])
+    """
+    found = [run_child(script).stdout.splitlines() for _ in range(5)]
+    assert {loaded for _, loaded in found} == {"[]"}
+    assert min(float(seconds) for seconds, _ in found) < 0.3
+
+
 def test_importing_does_not_bring_in_the_extras() -> None:
     extras = ("typer", "rich", "plotly", "hypothesis", "torch", "asyncio.windows_events")
     ran = run_child(

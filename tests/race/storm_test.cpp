@@ -1,6 +1,6 @@
-// Eight threads use one manager in every way at once, on the host device with real bytes; the close
-// comes while they are at it. Every restored block is verified, every tagged transfer is reported
-// once, and at the end every slot is free.
+// Eight threads use one manager in every way at once, on the host device and on the CUDA device
+// over a fake runtime, with real bytes; the close comes while they are at it. Every restored block
+// is verified, every tagged transfer is reported once, and at the end every slot is free.
 //
 // KVMEM_STORM_SECONDS sets the length (default 3). Each thread has device blocks of its own, so it
 // knows what they hold; transfers are shared, and anybody may cancel, await or drop anybody's.
@@ -13,6 +13,7 @@
 #include <iostream>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -23,6 +24,7 @@
 
 #include "base/error.hpp"
 #include "device/host_device.hpp"
+#include "support/cuda_over_fake.hpp"
 #include "support/offload_world.hpp"
 
 namespace kvmem::test {
@@ -74,8 +76,8 @@ constexpr std::array<const char*, operation_count> names{"acquire",
 // What the threads share.
 class Storm {
  public:
-  explicit Storm(bool reaper)
-      : world_(make_host_device({.workers = 2}),
+  Storm(std::shared_ptr<ModelDevice> device, bool reaper)
+      : world_(std::move(device),
                {.device_blocks = threads * blocks_each, .slots = 24, .config = config(reaper)}) {}
 
   void run() {
@@ -117,7 +119,9 @@ class Storm {
     EXPECT_EQ(stats.waiters, 0U);
     EXPECT_TRUE(world_.cache().padding_is_untouched());
     for (std::size_t i = 0; i < operation_count; ++i) {
-      EXPECT_GT(counts_[i].load(), 0U) << names[i] << " was never reached";
+      // Where few transfers are in flight at once, a block is seldom found in use.
+      EXPECT_TRUE(counts_[i].load() > 0 || (i == busy && !world_.device().info().wakes_sleepers))
+          << names[i] << " was never reached";
       std::cout << names[i] << ' ' << counts_[i].load() << (i + 1 < operation_count ? ", " : "\n");
     }
   }
@@ -329,10 +333,11 @@ class Storm {
     void copy_with_a_stream_of_ones_own() {
       auto blocks = world().pool().try_acquire(1);
       if (!blocks) return storm_.count(refused);
-      const std::vector<std::byte> source(512, static_cast<std::byte>(number_));
+      const BlockId block = own_block();
+      if (!idle(block)) return;
       std::byte* const target = blocks->data(0);
-      const std::byte* const from = source.data();
-      const std::size_t bytes = source.size();
+      const std::byte* const from = world().cache().segment(block, 2);
+      const std::size_t bytes = 512;
       Event done = world().runtime().events()->acquire();
       {
         const auto stall = some_stall();
@@ -429,17 +434,35 @@ class Storm {
   std::size_t accepted_tagged_ = 0, reported_ = 0;
 };
 
-class Race : public ::testing::TestWithParam<bool> {};
+struct Weather {
+  std::string name;
+  bool reaper;
+  std::optional<OverFake> over_fake{};
+};
+void PrintTo(const Weather& weather, std::ostream* out) { *out << weather.name; }
+
+class Race : public ::testing::TestWithParam<Weather> {};
 
 TEST_P(Race, EightThreadsAndACloseLeaveNothingBehindAndNoByteWrong) {
-  Storm storm(GetParam());
+  const auto& over = GetParam().over_fake;
+  std::shared_ptr<ModelDevice> device;
+  if (over)
+    device = std::make_shared<CudaOver<ModelDevice>>(*over);
+  else
+    device = make_host_device({.workers = 2});
+  Storm storm(std::move(device), GetParam().reaper);
   storm.run();
   storm.expect_conserved();
 }
 
-INSTANTIATE_TEST_SUITE_P(Storm, Race, ::testing::Values(true, false), [](const auto& reaper) {
-  return reaper.param ? "WithAReaper" : "WithoutAReaper";
-});
+INSTANTIATE_TEST_SUITE_P(
+    Storm, Race,
+    ::testing::Values(Weather{"WithAReaper", true}, Weather{"WithoutAReaper", false},
+                      Weather{"OnCuda12WithAReaper", true, OverFake{.major = 12}},
+                      Weather{"OnCuda13WithoutAReaper", false, OverFake{.major = 13}},
+                      Weather{"OnCuda13OneByOneWithAReaper", true,
+                              OverFake{.major = 13, .batch = false}}),
+    [](const auto& weather) { return weather.param.name; });
 
 }  // namespace
 }  // namespace kvmem::test

@@ -1,9 +1,12 @@
-// A device that only pins: it remembers what is pinned, and can refuse the k-th pin. Everything
-// else throws.
+// A device that only pins: it remembers what is pinned, can refuse the k-th pin, and lets pins and
+// unpins wait until its test lets them go. Its clock moves only with a pin. Everything else throws.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -29,6 +32,15 @@ class FakeDevice : public Device {
     info_.needs_pinned_host = needs_pinned_host;
   }
 
+  [[nodiscard]] DeviceInfo& change_info() { return info_; }  // before anybody looks
+  void pins_take(Nanoseconds time) { pin_time_ = time; }
+
+  // From now on they wait, after they were counted.
+  void hold_pins() { pins_.hold(*this); }
+  void hold_unpins() { unpins_.hold(*this); }
+  void let_pins(std::size_t count) { pins_.let(*this, count); }  // so many more go
+  void let_unpins(std::size_t count) { unpins_.let(*this, count); }
+
   void refuse_pin(std::size_t kth) { refused_pin_ = kth; }  // counted from 1
   [[nodiscard]] std::vector<Range> pinned() const {
     const std::lock_guard lock(mutex_);
@@ -36,17 +48,26 @@ class FakeDevice : public Device {
   }
   [[nodiscard]] std::size_t pin_calls() const { return pin_calls_; }
   [[nodiscard]] std::size_t wrong_unpins() const { return wrong_unpins_; }
+  [[nodiscard]] std::vector<std::thread::id> unpinned_by() const {
+    const std::lock_guard lock(mutex_);
+    return unpinned_by_;
+  }
 
   const DeviceInfo& info() const noexcept override { return info_; }
-  Nanoseconds now() const noexcept override { return 0; }
+  Nanoseconds now() const noexcept override { return clock_; }
 
   void pin(void* base, std::size_t bytes) override {
-    const std::lock_guard lock(mutex_);
-    if (++pin_calls_ == refused_pin_) throw CapacityError("pinning failed", {.bound = "fake pins"});
+    std::unique_lock lock(mutex_);
+    const bool refused = ++pin_calls_ == refused_pin_;
+    pins_.wait(lock);
+    clock_ += pin_time_;
+    if (refused) throw CapacityError("pinning failed", {.bound = "fake pins"});
     pinned_.push_back({static_cast<std::byte*>(base), bytes});
   }
   void unpin(void* base, std::size_t bytes) noexcept override {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    unpins_.wait(lock);
+    unpinned_by_.push_back(std::this_thread::get_id());
     const auto found = std::ranges::find(pinned_, Range{static_cast<std::byte*>(base), bytes});
     if (found == pinned_.end())
       ++wrong_unpins_;
@@ -75,6 +96,24 @@ class FakeDevice : public Device {
   }
 
  private:
+  struct Turnstile {
+    std::size_t left = std::numeric_limits<std::size_t>::max();
+    std::condition_variable moved = {};
+    void hold(FakeDevice& device) {
+      const std::lock_guard lock(device.mutex_);
+      left = 0;
+    }
+    void let(FakeDevice& device, std::size_t count) {
+      const std::lock_guard lock(device.mutex_);
+      left += count;
+      moved.notify_all();
+    }
+    void wait(std::unique_lock<std::mutex>& lock) {
+      moved.wait(lock, [this] { return left > 0; });
+      --left;
+    }
+  };
+
   template <class Result>
   static Result refuse() {
     throw Error("the fake device only pins");
@@ -83,9 +122,10 @@ class FakeDevice : public Device {
   DeviceInfo info_;
   mutable std::mutex mutex_;
   std::vector<Range> pinned_;
-  std::size_t refused_pin_ = 0;
-  std::size_t pin_calls_ = 0;
-  std::size_t wrong_unpins_ = 0;
+  std::vector<std::thread::id> unpinned_by_;
+  Turnstile pins_, unpins_;
+  std::atomic<Nanoseconds> clock_ = 0, pin_time_ = 0;
+  std::atomic<std::size_t> refused_pin_ = 0, pin_calls_ = 0, wrong_unpins_ = 0;
 };
 
 }  // namespace kvmem::test

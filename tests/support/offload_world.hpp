@@ -18,6 +18,7 @@
 
 #include "device/host_device.hpp"
 #include "offload/manager.hpp"
+#include "support/declared_memory.hpp"
 #include "support/scripted_device.hpp"
 #include "support/stall.hpp"
 
@@ -28,6 +29,7 @@ struct WorldOptions {
   std::size_t slots = 32;
   ManagerConfig config;
   Pin pin = Pin::automatic;
+  double pin_bytes_per_second = 0;
 };
 
 // The bytes of one device cache.
@@ -57,6 +59,8 @@ class CacheMemory {
     mixed ^= mixed >> 29;
     return static_cast<std::byte>(mixed * 0x94D049BB133111EBULL >> 56);
   }
+
+  [[nodiscard]] const std::vector<std::byte>& memory() const noexcept { return bytes_; }
 
   void fill(BlockId block, std::uint64_t key) {
     each_byte(block, [&](std::byte& byte, std::size_t offset) { byte = pattern(key, offset); });
@@ -125,9 +129,11 @@ class World {
   explicit World(std::shared_ptr<ModelDevice> device, const WorldOptions& options = {})
       : device_(std::move(device)),
         cache_(options.device_blocks),
+        declared_(device_, cache_.memory().data(), cache_.memory().size()),
         runtime_(Runtime::make(device_)),
         pool_(make_pool(options)),
-        manager_(Manager::make(runtime_, cache_.layout(), pool_, options.config)) {
+        manager_(
+            Manager::make(runtime_, cache_.layout(device_->info().name), pool_, options.config)) {
     for (BlockId block = 0; block < static_cast<BlockId>(options.device_blocks); ++block) {
       cache_.fill(block, static_cast<std::uint64_t>(block));
     }
@@ -229,6 +235,7 @@ class World {
     pool.block_bytes = CacheMemory::block_bytes();
     pool.capacity_bytes = options.slots * round_up(pool.block_bytes, slot_alignment_bytes);
     pool.pin = options.pin;
+    pool.pin_bytes_per_second = options.pin_bytes_per_second;
     return std::make_shared<BlockPool>(device_, pool);
   }
   static TransferRequest request(const Ask& ask, Priority usual) {
@@ -242,6 +249,7 @@ class World {
 
   std::shared_ptr<ModelDevice> device_;
   CacheMemory cache_;
+  DeclaredMemory declared_;
   std::shared_ptr<Runtime> runtime_;
   std::shared_ptr<BlockPool> pool_;
   std::shared_ptr<Manager> manager_;

@@ -48,17 +48,14 @@ Error Calls::run(const Work& work, bool stays) {
   int before = ordinal_;
   Error error = call.get_device(&before);
   const bool moves = error == success && before != ordinal_;
-  if (moves) {
-    if (!stays && !may_go_back_to(before)) return run_elsewhere(work);
-    error = call.set_device(ordinal_);
-  }
-  if (error == success) {
-    CaptureMode mode = capture_relaxed;
-    static_cast<void>(call.thread_exchange_capture_mode(&mode));
-    error = work.run(work.it, call);
-    static_cast<void>(call.thread_exchange_capture_mode(&mode));
-  }
+  if (moves && !stays && !may_go_back_to(before)) return run_elsewhere(work);
+  // First, since to make a device current is not for a thread during a capture either.
+  CaptureMode mode = capture_relaxed;
+  const bool relaxed = call.thread_exchange_capture_mode(&mode) == success;
+  if (moves) error = call.set_device(ordinal_);
+  if (error == success) error = work.run(work.it, call);
   if (moves) static_cast<void>(call.set_device(before));
+  if (relaxed) static_cast<void>(call.thread_exchange_capture_mode(&mode));
   static_cast<void>(call.get_last_error());  // it is ours: there was none
   return note(error);
 }
@@ -69,11 +66,10 @@ Error Calls::run_elsewhere(const Work& work) {
     const SignalsBlocked blocked;
     std::thread([&] {
       const Functions& call = runtime_->call;
-      error = call.set_device(ordinal_);
-      if (error != success) return;
       CaptureMode mode = capture_relaxed;
       static_cast<void>(call.thread_exchange_capture_mode(&mode));
-      error = work.run(work.it, call);
+      error = call.set_device(ordinal_);
+      if (error == success) error = work.run(work.it, call);
     }).join();
   } catch (const std::system_error&) {
     return operating_system;  // no thread to be had; nothing was called

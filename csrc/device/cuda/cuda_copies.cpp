@@ -13,12 +13,6 @@ MemcpyAttributes in_stream_order{access_order_stream, {}, {}, 0};
 MemcpyAttributes at_any_time{access_order_any, {}, {}, 0};
 std::size_t first_copy = 0;  // that the one attribute holds for, and for all behind it
 
-// "580" names 580.159.04, but not 58 or 5800.
-bool names(const std::string& prefix, const std::string& release) {
-  return !prefix.empty() && release.starts_with(prefix) &&
-         (release.size() == prefix.size() || release[prefix.size()] == '.');
-}
-
 int batch_arguments(const Functions& call) {
   if (call.memcpy_batch_12 != nullptr) return 9;
   return call.memcpy_batch_13 != nullptr ? 8 : 0;
@@ -26,17 +20,22 @@ int batch_arguments(const Functions& call) {
 
 }  // namespace
 
+bool is_named(const std::string& release, const std::vector<std::string>& drivers) {
+  return std::ranges::any_of(drivers, [&](const std::string& driver) {
+    return !driver.empty() && release.starts_with(driver) &&
+           (release.size() == driver.size() || release[driver.size()] == '.');
+  });
+}
+
 Copies::Copies(const Cudart& runtime, const DeviceFacts& facts, const Options& options)
     : arguments_(batch_arguments(runtime.call)), release_(driver_release()), path_(Path::batch) {
-  const bool named = std::ranges::any_of(
-      options.no_batch_drivers, [&](const std::string& driver) { return names(driver, release_); });
   if (!options.batch)
     path_ = Path::switched_off;
   else if (arguments_ == 0)
     path_ = Path::runtime_without;
   else if (!facts.can_use_host_pointer.value_or(false))
     path_ = Path::host_pointers_differ;
-  else if (named)
+  else if (is_named(release_, options.no_batch_drivers))
     path_ = Path::driver_named;
 }
 

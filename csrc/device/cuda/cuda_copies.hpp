@@ -10,6 +10,10 @@
 
 namespace kvmem::cuda {
 
+// Is the release one of those, or does a prefix of whole parts name it? "580" is 580.159.04 too,
+// but not 5800.
+[[nodiscard]] bool is_named(const std::string& release, const std::vector<std::string>& drivers);
+
 class Copies {
  public:
   Copies(const Cudart& runtime, const DeviceFacts& facts, const Options& options);

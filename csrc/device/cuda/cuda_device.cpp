@@ -96,7 +96,8 @@ void* RuntimeDevice::allocate(std::size_t bytes) {
   void* base = nullptr;
   std::size_t free = 0, total = info_.memory_bytes;
   const Error error = calls_.run([&](const Functions& call) {
-    const Error result = call.malloc(&base, bytes);
+    // What cannot be rounded up is an invalid value to the runtime.
+    const Error result = bytes <= total ? call.malloc(&base, bytes) : memory_allocation;
     if (result == memory_allocation) static_cast<void>(call.mem_get_info(&free, &total));
     return result;
   });

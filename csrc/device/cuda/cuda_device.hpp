@@ -33,7 +33,7 @@ struct Options {
   std::size_t max_descriptors = 4096;
   // Releases of the kernel module whose batches are not to be used: "580.159.04", or a prefix of
   // whole parts such as "580".
-  std::vector<std::string> no_batch_drivers;
+  std::vector<std::string> no_batch_drivers{};
 };
 
 class CudaDevice : public Device {

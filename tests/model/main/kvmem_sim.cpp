@@ -18,7 +18,7 @@ using namespace kvmem::sim;
 
 constexpr const char* usage =
     "kvmem-sim [--seeds A..B] [--ops N | --sequences N] [--jobs J] [--keep LIST]\n"
-    "          [--shrink 0|1] [--least PERCENT]\n"
+    "          [--shrink 0|1] [--least PERCENT] [--device NAME]\n"
     "  --seeds A..B     cases A to B, B excluded (0..100; of --sequences: all)\n"
     "  --ops N          each case is a world and N operations drawn from a seed (5000)\n"
     "  --sequences N    each case is one of all sequences of N operations in the smallest world\n"
@@ -26,6 +26,8 @@ constexpr const char* usage =
     "  --keep LIST      only these operations of each case, as 3,17,22-30\n"
     "  --shrink 0|1     make a case that fails short (1)\n"
     "  --least PERCENT  fail if fewer operations of any kind were accepted (0)\n"
+    "  --device NAME    virtual; or the CUDA device over a fake runtime: cuda12, cuda13, or\n"
+    "                   cuda13-one-by-one, without batched copies (virtual)\n"
     "Exit status: 0 all invariants held; 1 one did not; 2 could not run.\n"
     "Example: kvmem-sim --seeds 0..10000 --ops 5000\n";
 
@@ -36,11 +38,18 @@ struct Options {
   unsigned jobs = std::max(1U, std::thread::hardware_concurrency());
   unsigned least_percent = 0, shrink = 1;
   std::optional<std::vector<std::size_t>> keep;
+  std::string_view device = "virtual";
 
-  [[nodiscard]] Cases cases() const { return length > 0 ? sequences(length) : seeded(operations); }
+  [[nodiscard]] Cases cases() const {
+    Cases any = length > 0 ? sequences(length) : seeded(operations);
+    if (device == "virtual") return any;
+    return over(std::move(any),
+                {.major = device == "cuda12" ? 12 : 13, .batch = device != "cuda13-one-by-one"});
+  }
   [[nodiscard]] std::string name() const {
-    return length > 0 ? " --sequences " + std::to_string(length)
-                      : " --ops " + std::to_string(operations);
+    return (length > 0 ? " --sequences " + std::to_string(length)
+                       : " --ops " + std::to_string(operations)) +
+           (device == "virtual" ? "" : " --device " + std::string(device));
   }
 };
 
@@ -88,6 +97,10 @@ std::optional<Options> parse_options(int count, char** values) {
       good = parse(value, options.least_percent) && options.least_percent <= 100;
     } else if (name == "--shrink") {
       good = parse(value, options.shrink) && options.shrink <= 1;
+    } else if (name == "--device") {
+      options.device = value;
+      good = value == "virtual" || value == "cuda12" || value == "cuda13" ||
+             value == "cuda13-one-by-one";
     } else if (name == "--keep") {
       good = parse_places(value, options.keep.emplace());
     }

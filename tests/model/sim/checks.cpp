@@ -9,6 +9,7 @@ namespace kvmem::sim {
 void Simulation::check() {
   note_ends();
   note_kernels();
+  for (const std::string& violation : violations()) throw Violation(violation);
   check_pool();
   check_tickets();
   check_records();

@@ -1,4 +1,7 @@
 // Worlds come and go: drain, rebind, close, lose, and the end of everything.
+#include <cstdio>
+#include <cstdlib>
+
 #include "model/sim/simulation.hpp"
 
 namespace kvmem::sim {
@@ -21,7 +24,10 @@ void Tally::add(const Tally& other) {
   blocks_compared += other.blocks_compared;
 }
 
-Simulation::Simulation(const WorldShape& shape) : shape_(shape) { open(); }
+Simulation::Simulation(const WorldShape& shape) : shape_(shape) {
+  shape_.device.needs_pinned_host |= shape_.over_fake.has_value();
+  open();
+}
 
 Simulation::~Simulation() {
   // After a violation anything may be in flight: let it end, so that nothing is freed under it.
@@ -31,6 +37,9 @@ Simulation::~Simulation() {
   } catch (...) {
   }
   tear_down();
+  if (violation_.empty()) return;
+  std::fprintf(stderr, "at the end of a world: %s\n", violation_.c_str());
+  std::abort();
 }
 
 void Simulation::run(const Operation& operation) {
@@ -107,14 +116,21 @@ bool Simulation::apply(const Operation& operation) {
 }
 
 void Simulation::open() {
-  device_ = make_virtual_device(shape_.device);
+  if (shape_.over_fake) {
+    auto over = std::make_shared<test::CudaOverVirtual>(*shape_.over_fake, shape_.device);
+    // The engine records its own events again as it likes, also such as kvmem has asked.
+    over->fake().enable("re_record", 0);
+    device_ = std::move(over);
+  } else {
+    device_ = make_virtual_device(shape_.device);
+  }
   runtime_ = Runtime::make(device_);
   PoolOptions options;
   options.block_bytes = block_bytes;
   options.capacity_bytes = shape_.slots * slot_alignment_bytes;
   options.pin = shape_.pin;
   pool_ = std::make_shared<BlockPool>(device_, options);
-  cache_ = std::make_unique<Cache>(shape_.device_blocks);
+  cache_ = std::make_unique<Cache>(shape_.device_blocks, device_);
   scratch_ = std::make_unique<Scratch>(*device_);
   engine_events_ = std::make_shared<EventPool>(device_, false);
   streams_.emplace_back(device_);
@@ -225,7 +241,14 @@ void Simulation::tear_down() {
   engine_events_.reset();
   runtime_.reset();
   scratch_.reset();
+  cache_.reset();
+  if (const auto violations = this->violations(); !violations.empty()) violation_ = violations[0];
   device_.reset();
+}
+
+std::vector<std::string> Simulation::violations() {
+  auto* const checker = dynamic_cast<test::Checker*>(device_.get());
+  return checker != nullptr ? checker->take_violations() : std::vector<std::string>{};
 }
 
 bool Simulation::drain(const Draw& draw) {
@@ -242,7 +265,7 @@ bool Simulation::drain(const Draw& draw) {
 
 bool Simulation::rebind(const Draw& draw) {
   if (draw[0] % 4 != 0) let_all_end();
-  auto moved = std::make_unique<Cache>(shape_.device_blocks);
+  auto moved = std::make_unique<Cache>(shape_.device_blocks, device_);
   const bool unfinished =
       std::ranges::any_of(transfers_, [](const SimTransfer& transfer) { return !transfer.ended; });
   if (unfinished || !kernels_.empty()) {

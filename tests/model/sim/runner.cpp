@@ -114,6 +114,14 @@ Outcome run_in_child(const Case& one, unsigned seconds) {
   return outcome_of(told, status);
 }
 
+Cases over(Cases cases, const test::OverFake& fake) {
+  return [cases = std::move(cases), fake](std::uint64_t number) {
+    Case one = cases(number);
+    one.shape.over_fake = fake;
+    return one;
+  };
+}
+
 Cases seeded(std::size_t operations) {
   return [operations](std::uint64_t seed) {
     return Case{shape_of(seed), make_program(seed, operations)};

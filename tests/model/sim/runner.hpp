@@ -23,6 +23,7 @@ struct Case {
   std::vector<Operation> program;
 };
 using Cases = std::function<Case(std::uint64_t number)>;
+[[nodiscard]] Cases over(Cases cases, const test::OverFake& fake);  // the same on the CUDA device
 [[nodiscard]] Cases seeded(std::size_t operations);  // any world, any program; a seed each
 // Every sequence of so many operations out of a few, in the smallest world.
 [[nodiscard]] Cases sequences(std::size_t length);

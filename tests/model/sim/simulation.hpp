@@ -74,6 +74,7 @@ class Simulation {
   void let_go();            // of every lease, copy, handle and place in a queue
   void expect_quiet();      // nothing held, nothing in flight, each report seen once
   void tear_down();
+  [[nodiscard]] std::vector<std::string> violations();  // of what hardware asks for
   void count_faults();
   void lose_device(const Draw& draw);
   void expect_waiters_told_of_poison();
@@ -160,6 +161,7 @@ class Simulation {
 
   WorldShape shape_;
   Tally tally_;
+  std::string violation_;  // seen when a world was torn down
   std::uint64_t last_seq_ = 0;
   std::uint64_t steps_ = 0;
   std::uint64_t faults_counted_ = 0;

@@ -33,7 +33,10 @@ WorldShape shape_of(std::uint64_t seed) {
   return shape;
 }
 
-Cache::Cache(std::size_t blocks) : blocks_(blocks), bytes_(start(regions), gap) {}
+Cache::Cache(std::size_t blocks, std::shared_ptr<Device> device)
+    : blocks_(blocks),
+      bytes_(start(regions), gap),
+      declared_(std::move(device), bytes_.data(), bytes_.size()) {}
 
 std::size_t Cache::start(std::size_t region) const noexcept {
   std::size_t at = 0;

@@ -9,6 +9,7 @@
 
 #include "device/virtual_device.hpp"
 #include "offload/manager.hpp"
+#include "support/cuda_over_fake.hpp"
 
 namespace kvmem::sim {
 
@@ -17,6 +18,7 @@ struct WorldShape {
   std::size_t slots = 4;
   Pin pin = Pin::automatic;
   VirtualOptions device;
+  std::optional<test::OverFake> over_fake{};  // the CUDA device, on a fake runtime over that one
   ManagerConfig manager;
 };
 [[nodiscard]] WorldShape shape_of(std::uint64_t seed);  // any
@@ -31,7 +33,7 @@ using BlockBytes = std::array<std::byte, block_bytes>;  // in the order of the s
 
 class Cache {
  public:
-  explicit Cache(std::size_t blocks);
+  Cache(std::size_t blocks, std::shared_ptr<Device> device);
   [[nodiscard]] KVLayout layout() const;
   [[nodiscard]] std::byte* segment(BlockId block, std::size_t region) noexcept;
   [[nodiscard]] BlockBytes read(BlockId block);
@@ -42,6 +44,7 @@ class Cache {
   [[nodiscard]] std::size_t start(std::size_t region) const noexcept;
   std::size_t blocks_;
   std::vector<std::byte> bytes_;
+  test::DeclaredMemory declared_;
 };
 
 // Memory that the engine's kernels read from and write to: pinned, one block each.
