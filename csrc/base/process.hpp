@@ -15,13 +15,26 @@ namespace kvmem {
 namespace detail {  // read by every call, so they are read in place
 extern std::atomic<std::uint32_t> fork_generation;
 extern std::atomic<bool> exiting;
+extern std::atomic<std::uint32_t> driver_calls;
 [[noreturn]] void throw_forked(const char* what);
 }  // namespace detail
 
 [[nodiscard]] inline bool process_is_exiting() noexcept {
   return detail::exiting.load(std::memory_order_acquire);
 }
-void set_process_exiting() noexcept;  // also called by an atexit handler of ours
+// Also called by an atexit handler of ours. Waits, at most a second, for calls of a driver that are
+// under way: the driver may be torn down next.
+void set_process_exiting() noexcept;
+
+// A thread is in a call of a driver for as long as this lives, or finds that the exit has begun.
+class DriverCall {
+ public:
+  DriverCall() noexcept { detail::driver_calls.fetch_add(1); }
+  DriverCall(const DriverCall&) = delete;
+  DriverCall& operator=(const DriverCall&) = delete;
+  ~DriverCall() { detail::driver_calls.fetch_sub(1); }
+  [[nodiscard]] static bool may_begin() noexcept { return !detail::exiting.load(); }
+};
 
 class ProcessMark {  // made by the process that may use the object that carries it
  public:

@@ -55,7 +55,7 @@ struct DeviceInfo {
   // now() moves only where somebody sleeps with `help` or moves it: no thread of kvmem's runs.
   bool virtual_time = false;
   bool has_bytes = true;  // false: memory is addresses only, and copies move nothing
-  // A call may wait for a driver: nobody holds a lock or the GIL across one.
+  // A call may wait for a driver: the GIL and the short locks are not held across one.
   bool calls_block = false;
   std::optional<int> numa_node;  // of the host memory that is closest to the device
 };
@@ -84,7 +84,8 @@ class Device {
   // Page-locks host memory for this device. Ranges are whole pages and never overlap. pin() leaves
   // no error pending.
   virtual void pin(void* base, std::size_t bytes) = 0;  // throws CapacityError
-  virtual void unpin(void* base, std::size_t bytes) noexcept = 0;
+  // False: it may still be pinned, so it must not be unmapped: its addresses would come again.
+  virtual bool unpin(void* base, std::size_t bytes) noexcept = 0;
   // Of memory that this process may only read: sources of restores. A device that cannot throws
   // CapacityError; such memory is then staged.
   virtual void pin_read_only(void* base, std::size_t bytes) { pin(base, bytes); }
@@ -105,6 +106,9 @@ class Device {
   [[nodiscard]] virtual bool recorded(EventHandle event) const = 0;
   // When the latest record of a timing event that is done was reached, on now()'s clock.
   [[nodiscard]] virtual Nanoseconds event_time(EventHandle event) = 0;
+
+  // Called at the start of a thread of kvmem's own that is for this device alone.
+  virtual void adopt_thread() noexcept {}
 
   // Queues the batch on the stream and returns.
   virtual void copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,

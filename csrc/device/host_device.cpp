@@ -113,7 +113,7 @@ class CpuDevice final : public ModelDevice {
   [[nodiscard]] void* allocate(std::size_t bytes) override;
   void deallocate(void* base, std::size_t bytes) noexcept override;
   void pin(void* base, std::size_t bytes) override;
-  void unpin(void* base, std::size_t bytes) noexcept override;
+  bool unpin(void* base, std::size_t bytes) noexcept override;
 
   void copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
             StreamHandle stream) override;
@@ -331,8 +331,9 @@ void CpuDevice::pin(void* base, std::size_t bytes) {
   lock_memory(base, bytes);
 }
 
-void CpuDevice::unpin(void* base, std::size_t bytes) noexcept {
+bool CpuDevice::unpin(void* base, std::size_t bytes) noexcept {
   if (!mark_.forked()) unlock_memory(base, bytes);
+  return true;  // unmapping undoes it too
 }
 
 }  // namespace

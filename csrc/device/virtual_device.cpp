@@ -35,7 +35,7 @@ class ModelledDevice final : public VirtualDevice {
   [[nodiscard]] void* allocate(std::size_t bytes) override;
   void deallocate(void* base, std::size_t bytes) noexcept override;
   void pin(void* base, std::size_t bytes) override;
-  void unpin(void* base, std::size_t bytes) noexcept override;
+  bool unpin(void* base, std::size_t bytes) noexcept override;
 
   void copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
             StreamHandle stream) override;
@@ -273,10 +273,11 @@ void ModelledDevice::pin(void* base, std::size_t bytes) {
   pinned_.emplace_back(first, bytes);
 }
 
-void ModelledDevice::unpin(void* base, std::size_t bytes) noexcept {
-  if (mark_.forked()) return;
+bool ModelledDevice::unpin(void* base, std::size_t bytes) noexcept {
+  if (mark_.forked()) return true;
   const Lock held(mutex_);
   std::erase(pinned_, std::pair(static_cast<const std::byte*>(base), bytes));
+  return true;
 }
 
 // ---- faults, and what is true ----

@@ -101,14 +101,22 @@ struct Remains {
   std::size_t chunk_bytes, pinned_bytes;
   ProcessMark mark;
 
-  void unpin() const noexcept {
+  // False: some of it may still be pinned.
+  bool unpin() const noexcept {
+    bool gone = true;
     for (std::size_t done = 0; done < pinned_bytes && !mark.must_leak(); done += chunk_bytes) {
-      device->unpin(data + done, std::min(chunk_bytes, pinned_bytes - done));
+      gone &= device->unpin(data + done, std::min(chunk_bytes, pinned_bytes - done));
     }
+    return gone;
   }
   void let_go() const noexcept {
-    unpin();
-    if (mark.must_leak()) return;
+    // The driver knows it by its addresses, and who gets them next would be taken for pinned.
+    if (!unpin())
+      leaked_bytes += bytes;
+    else if (!mark.must_leak())
+      unmap();
+  }
+  void unmap() const noexcept {
     if (data != nullptr) munmap(data, bytes);
     if (memfd >= 0) close(memfd);
   }
@@ -117,6 +125,7 @@ struct Remains {
     ++leaving;
     try {
       std::thread([all = *this] {
+        all.device->adopt_thread();
         all.let_go();
         --leaving;
       }).detach();
@@ -282,7 +291,8 @@ bool PinnedRegion::pin_next() {
 
 void PinnedRegion::unpin() noexcept {
   const std::shared_ptr<Device> device = std::move(pinned_by_);
-  Remains{data_, 0, -1, device, pin_chunk_bytes_, pinned_bytes_.exchange(0), mark_}.unpin();
+  const Remains pinned{data_, 0, -1, device, pin_chunk_bytes_, pinned_bytes_.exchange(0), mark_};
+  if (!pinned.unpin()) leak();
 }
 
 RegionFacts PinnedRegion::facts() const noexcept {

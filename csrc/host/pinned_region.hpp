@@ -81,7 +81,7 @@ class PinnedRegion {
   // further one. One that throws has changed nothing.
   void start_pinning(std::shared_ptr<Device> device, std::size_t chunk_bytes);
   bool pin_next();
-  void unpin() noexcept;  // all chunks; then it may start again
+  void unpin() noexcept;  // all chunks; then it may start again. What cannot be is leaked
   void leak() noexcept;   // never unpin or unmap: a copy may still touch it
 
   // The largest multiple of slot_bytes (and of a page) up to `most_bytes`, else one slot. Throws

@@ -59,6 +59,7 @@ void PoolCore::pin_behind() {
 
 void PoolCore::pin_in_background() noexcept {
   std::exception_ptr error;
+  device_->adopt_thread();
   try {
     pin_at_pace(region_, *device_, pace_, [this](Nanoseconds pause) { return note_pinned(pause); });
   } catch (...) {

@@ -43,9 +43,11 @@ void RecycleQueue::park(const std::shared_ptr<Line>& line,
     first = in_flight_.fetch_add(1) == 0;
   }
   // A reaper sleeps soundly while nothing is in flight. Where the device wakes it at the end, it
-  // may sleep on, unless it was woken when this ended and looked too early.
-  first &= !events_->device().info().wakes_sleepers;
-  if (first || !event || !event->recorded() || event->query() != EventState::pending) {
+  // may sleep on, unless it was woken when this ended and looked too early; else it looks by
+  // itself.
+  const bool wakes = events_->device().info().wakes_sleepers;
+  first &= !wakes;
+  if (first || !event || !event->recorded() || (wakes && event->query() != EventState::pending)) {
     events_->device().progress().bump();
   }
 }

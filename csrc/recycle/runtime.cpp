@@ -158,6 +158,7 @@ void Runtime::run_reaper() {
     const std::lock_guard lock(mutex_);
     reaper_id_ = std::this_thread::get_id();
   }
+  device_->adopt_thread();
   const bool polls = !device_->info().wakes_sleepers;
   Nanoseconds since = device_->now();  // the last end, or nothing was in flight
   for (;;) {

@@ -21,48 +21,52 @@ enum class Needs : std::uint8_t {
   device,  // and fails once that is lost
 };
 
+// Does it make a context on the thread's current device? As the real runtimes do, which were looked
+// at: most calls do, also those that are about a handle of another device.
+enum class Context : std::uint8_t { no, yes, in_12 = KVMEM_FAKE_CUDART < 13000 ? yes : no };
+
 // The two that look at the last error are no calls that fail by themselves: "*" leaves them out.
-#define KVMEM_FAKE_CALLS(X)                      \
-  X(cudaDriverGetVersion, nothing)               \
-  X(cudaRuntimeGetVersion, nothing)              \
-  X(cudaGetLastError, driver)                    \
-  X(cudaPeekAtLastError, driver)                 \
-  X(cudaGetDeviceCount, driver)                  \
-  X(cudaSetDevice, driver)                       \
-  X(cudaGetDevice, driver)                       \
-  X(cudaDeviceGetAttribute, driver)              \
-  X(cudaDeviceGetPCIBusId, driver)               \
-  X(cuDevicePrimaryCtxGetState, driver)          \
-  X(cudaThreadExchangeStreamCaptureMode, driver) \
-  X(cudaMalloc, device)                          \
-  X(cudaFree, device)                            \
-  X(cudaMemGetInfo, device)                      \
-  X(cudaHostAlloc, device)                       \
-  X(cudaFreeHost, device)                        \
-  X(cudaHostRegister, device)                    \
-  X(cudaHostUnregister, device)                  \
-  X(cudaPointerGetAttributes, device)            \
-  X(cudaStreamCreateWithFlags, device)           \
-  X(cudaStreamDestroy, device)                   \
-  X(cudaStreamGetId, device)                     \
-  X(cudaStreamGetDevice, device)                 \
-  X(cudaStreamIsCapturing, device)               \
-  X(cudaStreamWaitEvent, device)                 \
-  X(cudaStreamQuery, device)                     \
-  X(cudaStreamSynchronize, device)               \
-  X(cudaStreamBeginCapture, device)              \
-  X(cudaStreamEndCapture, device)                \
-  X(cudaEventCreateWithFlags, device)            \
-  X(cudaEventDestroy, device)                    \
-  X(cudaEventRecord, device)                     \
-  X(cudaEventQuery, device)                      \
-  X(cudaEventSynchronize, device)                \
-  X(cudaEventElapsedTime, device)                \
-  X(cudaMemcpyAsync, device)                     \
-  X(cudaMemcpyBatchAsync, device)
+#define KVMEM_FAKE_CALLS(X)                           \
+  X(cudaDriverGetVersion, nothing, no)                \
+  X(cudaRuntimeGetVersion, nothing, no)               \
+  X(cudaGetLastError, driver, no)                     \
+  X(cudaPeekAtLastError, driver, no)                  \
+  X(cudaGetDeviceCount, driver, no)                   \
+  X(cudaSetDevice, driver, no)                        \
+  X(cudaGetDevice, driver, no)                        \
+  X(cudaDeviceGetAttribute, driver, no)               \
+  X(cudaDeviceGetPCIBusId, driver, no)                \
+  X(cuDevicePrimaryCtxGetState, driver, no)           \
+  X(cudaThreadExchangeStreamCaptureMode, driver, yes) \
+  X(cudaMalloc, device, yes)                          \
+  X(cudaFree, device, yes)                            \
+  X(cudaMemGetInfo, device, yes)                      \
+  X(cudaHostAlloc, device, yes)                       \
+  X(cudaFreeHost, device, yes)                        \
+  X(cudaHostRegister, device, yes)                    \
+  X(cudaHostUnregister, device, yes)                  \
+  X(cudaPointerGetAttributes, device, no)             \
+  X(cudaStreamCreateWithFlags, device, yes)           \
+  X(cudaStreamDestroy, device, yes)                   \
+  X(cudaStreamGetId, device, yes)                     \
+  X(cudaStreamGetDevice, device, no)                  \
+  X(cudaStreamIsCapturing, device, yes)               \
+  X(cudaStreamWaitEvent, device, yes)                 \
+  X(cudaStreamQuery, device, yes)                     \
+  X(cudaStreamSynchronize, device, yes)               \
+  X(cudaStreamBeginCapture, device, yes)              \
+  X(cudaStreamEndCapture, device, yes)                \
+  X(cudaEventCreateWithFlags, device, yes)            \
+  X(cudaEventDestroy, device, yes)                    \
+  X(cudaEventRecord, device, yes)                     \
+  X(cudaEventQuery, device, no)                       \
+  X(cudaEventSynchronize, device, no)                 \
+  X(cudaEventElapsedTime, device, in_12)              \
+  X(cudaMemcpyAsync, device, yes)                     \
+  X(cudaMemcpyBatchAsync, device, yes)
 
 enum class Call : std::uint8_t {
-#define KVMEM_FAKE_ROW(name, needs) name,
+#define KVMEM_FAKE_ROW(name, needs, context) name,
   KVMEM_FAKE_CALLS(KVMEM_FAKE_ROW)
 #undef KVMEM_FAKE_ROW
 };
@@ -70,9 +74,10 @@ enum class Call : std::uint8_t {
 struct CallFacts {
   const char* name;
   Needs needs;
+  Context context;
 };
 inline constexpr CallFacts call_facts[] = {
-#define KVMEM_FAKE_ROW(name, needs) {#name, Needs::needs},
+#define KVMEM_FAKE_ROW(name, needs, context) {#name, Needs::needs, Context::context},
     KVMEM_FAKE_CALLS(KVMEM_FAKE_ROW)
 #undef KVMEM_FAKE_ROW
 };

@@ -31,6 +31,16 @@ Error State::refuse_unsafe(Call call) {
   return cuda::stream_capture_unsupported;
 }
 
+// CUDA does not say what becomes of the capture: here it is what becomes of it by any unsafe call,
+// and in relaxed mode it lives on.
+void State::note_look_at_captured(Call call, Capture& capture) {
+  const bool goes_on =
+      std::ranges::any_of(captures, [&](const auto& other) { return other.get() == &capture; });
+  if (!goes_on || this_thread().mode == cuda::capture_relaxed) return;
+  capture.invalidated = true;
+  checker.report(Rule::unsafe_capture, facts_of(call).name, " of an event of a capture");
+}
+
 Error State::refuse_captured(const StreamEntry& stream, bool& captured) {
   captured = stream.capture != nullptr;
   if (captured) return stream.capture->invalidated ? capture_invalidated : cuda::success;

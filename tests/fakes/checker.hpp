@@ -18,6 +18,7 @@ namespace kvmem::fake {
   X(straddles)              \
   X(read_only)              \
   X(freed_in_flight)        \
+  X(unmapped_registered)    \
   X(foreign_record)         \
   X(re_record)              \
   X(wait_unrecorded)        \

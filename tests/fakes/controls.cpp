@@ -142,6 +142,10 @@ void kvmem_fake_leave() {
   if (thread.depth == 0) return;  // a reset came between
   const Thread::Entered before = thread.entered[--thread.depth];
   Checker& checker = state().checker;
+  {
+    const State::Lock held = state().lock();
+    state().look_at_registrations();
+  }
   // One that is sticky stays for everybody, whoever met it first.
   if (thread.last_error != before.last_error && !is_sticky(thread.last_error)) {
     checker.report(Rule::last_error, "it was ", before.last_error, " before the call and is ",

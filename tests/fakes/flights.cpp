@@ -53,7 +53,8 @@ void Flights::observe(const Before& before) {
 }
 
 void Flights::look_at_one() {
-  if (flights_.empty()) return;
+  constexpr std::uint64_t looks_each = 64;  // calls: a look is a system call
+  if (flights_.empty() || ++calls_ % looks_each != 0) return;
   const auto flight = flights_.begin();
   flights_.splice(flights_.end(), flights_, flight);
   if (flight->has_ended) return;

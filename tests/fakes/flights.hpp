@@ -28,7 +28,8 @@ class Flights {
            const ModelDevice& model);
   // All before that point has been seen to have ended.
   void observe(const Before& before);
-  // One of them, another each time: so that a change is seen before the model stumbles over it.
+  // Called by every call. Now and then looks at one of them, another each time: a change may so be
+  // seen before the model stumbles over it.
   void look_at_one();
   // What has no batch in flight says nothing any more.
   void prune(Before& before) const;
@@ -73,6 +74,7 @@ class Flights {
   std::list<Single> singles_, left_;
   std::vector<std::byte> scratch_;
   std::size_t collect_at_ = 64;
+  std::uint64_t calls_ = 0;
 };
 
 }  // namespace kvmem::fake

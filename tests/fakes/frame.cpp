@@ -68,10 +68,12 @@ Error run_call(Call call, int device, const Work& work, bool* reached) noexcept 
   std::optional<Faults::Verdict> planned;
   Error error = cuda::success;
   try {
+    if (facts_of(call).needs == Needs::device) state.look_at_bridges();
     const State::Lock held = state.lock();
     planned = state.faults.next(call);
     if (facts_of(call).needs == Needs::device) state.flights.look_at_one();
     error = refusal(state, call, device);
+    if (error == cuda::success && (!planned || planned->happens)) state.make_context(call, device);
   } catch (...) {
     error = cuda::memory_allocation;
   }

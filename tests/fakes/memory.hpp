@@ -13,6 +13,7 @@ struct Region {
   int device = 0;  // whose it is, or who registered it
   bool read_only = false;
   bool ours = false;  // the runtime allocated it
+  bool gone = false;  // it was seen not to be there any more
 
   [[nodiscard]] bool holds(std::uintptr_t at, std::size_t size) const noexcept {
     return at >= base && size <= bytes && at - base <= bytes - size;
@@ -38,6 +39,14 @@ class Regions {
     const Region& region = std::prev(next)->second;
     return region.holds(address, 1) ? &region : nullptr;
   }
+  // One of them, another each time; null where there is none.
+  [[nodiscard]] Region* next() {
+    auto found = by_base_.upper_bound(latest_);
+    if (found == by_base_.end()) found = by_base_.begin();
+    if (found == by_base_.end()) return nullptr;
+    latest_ = found->first;
+    return &found->second;
+  }
   [[nodiscard]] bool any_in(std::uintptr_t base, std::size_t bytes) const {
     if (of(base) != nullptr) return true;
     const auto next = by_base_.lower_bound(base);
@@ -52,6 +61,7 @@ class Regions {
 
  private:
   std::map<std::uintptr_t, Region> by_base_;
+  std::uintptr_t latest_ = 0;
 };
 
 struct Memory {

@@ -69,6 +69,7 @@ Error submit(const Batch& batch, Stream stream, std::size_t& failed) {
   int device = 0;
   {
     const State::Lock held = state.lock();
+    if (state.settings.driver < first_driver_of_12_8) return cuda::call_requires_newer_driver;
     StreamEntry* const entry = state.find_stream(call, which);
     if (entry == nullptr) return cuda::invalid_resource_handle;
     if (const Error error = check_batch(state, stream, batch.copies, failed);
@@ -82,6 +83,7 @@ Error submit(const Batch& batch, Stream stream, std::size_t& failed) {
     if (error != cuda::success || drops) return error;
     device = entry->device;
     model = &state.model(device);
+    state.look_at_registrations();
     CopyChecks checks(state, call, *model);
     if (const Error bad = checks.look_at(batch.copies, access, failed); bad != cuda::success)
       return bad;
@@ -166,6 +168,7 @@ KVMEM_FAKE_EXPORT Error cudaMemcpyAsync(void* target, const void* source, std::s
       model = &state.model(device);
       single = &state.flights.add_single(static_cast<std::byte*>(target),
                                          static_cast<const std::byte*>(source), bytes, *model);
+      state.look_at_registrations();
       CopyChecks checks(state, call, *model);
       std::size_t failed = 0;
       const Error bad = checks.look_at(single->copy(), SourceAccess::stream_order, failed);

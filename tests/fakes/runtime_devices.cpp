@@ -173,6 +173,7 @@ KVMEM_FAKE_EXPORT Error cudaSetDevice(int device) {
     const State::Lock held = state.lock();
     if (!is_device(state, device)) return cuda::invalid_device;
     Thread& thread = this_thread();
+    state.expect_meant(device);
     if (device != 0 && !thread.was_told) thread.left_default = true;
     // A thread has device 0 without a context there until it is told; going back makes one.
     if (device == 0 && thread.left_default && !state.devices[0].has_context) {

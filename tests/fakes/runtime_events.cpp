@@ -9,6 +9,7 @@ namespace kvmem::fake {
 Error wait_for(State& state, ModelDevice& model, int device, EventHandle event, bool waits) {
   constexpr Nanoseconds nap = 1'000'000;
   for (;;) {
+    state.look_at_bridges();
     const std::uint64_t seen = model.progress().value();
     switch (model.query(event)) {
       case EventState::done:
@@ -42,7 +43,10 @@ EventHandle handle(Event event) { return reinterpret_cast<EventHandle>(event); }
 Error check_look(State& state, Call call, Event event, bool unsafe) {
   const EventEntry* const entry = state.find_event(call, handle(event));
   if (entry == nullptr) return cuda::invalid_resource_handle;
-  if (entry->captured) return cuda::captured_event;
+  if (entry->captured) {
+    if (unsafe) state.note_look_at_captured(call, *entry->captured);
+    return cuda::captured_event;
+  }
   return unsafe ? state.refuse_unsafe(call) : cuda::success;
 }
 
@@ -111,7 +115,7 @@ Error check_wait(State& state, EventHandle handle, EventEntry& event, StreamEntr
   // A test may have recorded it at the model.
   if (!event.recorded && !state.model(event.device).was_recorded(handle))
     state.checker.report(Rule::wait_unrecorded, "a wait for an event never recorded");
-  return event.device == stream.device ? cuda::success : cuda::invalid_resource_handle;
+  return cuda::success;
 }
 
 }  // namespace
@@ -125,7 +129,6 @@ KVMEM_FAKE_EXPORT Error cudaEventCreateWithFlags(Event* event, unsigned flags) {
     kvmem::ModelDevice* model = nullptr;
     {
       const State::Lock held = state.lock();
-      state.make_context(device);
       model = &state.model(device);
     }
     const EventHandle made = model->create_event(timing);
@@ -195,7 +198,7 @@ KVMEM_FAKE_EXPORT Error cudaStreamWaitEvent(Stream stream, Event event, unsigned
     if (flags > 1) return cuda::invalid_value;
     State& state = State::get();
     const StreamHandle which = state.resolve(stream);
-    kvmem::ModelDevice* model = nullptr;
+    kvmem::ModelDevice *model = nullptr, *of_event = nullptr;
     {
       const State::Lock held = state.lock();
       EventEntry* const of = state.find_event(Call::cudaStreamWaitEvent, handle(event));
@@ -205,13 +208,17 @@ KVMEM_FAKE_EXPORT Error cudaStreamWaitEvent(Stream stream, Event event, unsigned
       const Error error = check_wait(state, handle(event), *of, *on, drops);
       if (error != cuda::success || drops) return error;
       model = &state.model(on->device);
+      of_event = &state.model(of->device);
       for (const auto& [other, batches] : of->before) {
         std::uint64_t& known = on->before[other];
         known = std::max(known, batches);
       }
       state.flights.prune(on->before);
     }
-    model->wait(which, handle(event));
+    if (of_event == model)
+      model->wait(which, handle(event));
+    else
+      state.bridge(*of_event, handle(event), *model, which);
     return cuda::success;
   });
 }

@@ -60,7 +60,6 @@ Error check_registration(State& state, void* base, std::size_t bytes, unsigned f
   if (bytes >= largest_registration_bytes) return cuda::memory_allocation;
   if (state.memory.pinned.any_in(address_of(base), bytes))
     return cuda::host_memory_already_registered;
-  state.make_context(device);
   return cuda::success;
 }
 
@@ -75,7 +74,6 @@ KVMEM_FAKE_EXPORT Error cudaMalloc(void** base, std::size_t bytes) {
       const State::Lock held = state.lock();
       if (const Error error = state.refuse_unsafe(Call::cudaMalloc); error != cuda::success)
         return error;
-      state.make_context(device);
       model = &state.model(device);
     }
     *base = nullptr;
@@ -90,14 +88,12 @@ KVMEM_FAKE_EXPORT Error cudaMalloc(void** base, std::size_t bytes) {
 
 KVMEM_FAKE_EXPORT Error cudaFree(void* base) {
   State& state = State::get();
-  const int device = this_thread().device;
-  return run(Call::cudaFree, device, [&] {
+  return run(Call::cudaFree, state.device_of(base), [&] {
     Region region;
     {
       const State::Lock held = state.lock();
       if (const Error error = state.refuse_unsafe(Call::cudaFree); error != cuda::success)
         return error;
-      state.make_context(device);
       if (base == nullptr) return cuda::success;
       const Region* const found = state.memory.device.at(base);
       if (found == nullptr || !found->ours) return cuda::invalid_value;
@@ -120,7 +116,6 @@ KVMEM_FAKE_EXPORT Error cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return run(Call::cudaMemGetInfo, device, [&] {
     State& state = State::get();
     const State::Lock held = state.lock();
-    state.make_context(device);
     *total = state.model(device).info().memory_bytes;
     if (*total == 0) *total = std::size_t{80} << 30;  // a test's own device that does not say
     const std::size_t used = state.memory.device.bytes(
@@ -137,6 +132,7 @@ KVMEM_FAKE_EXPORT Error cudaHostRegister(void* base, std::size_t bytes, unsigned
     kvmem::ModelDevice* model = nullptr;
     {
       const State::Lock held = state.lock();
+      state.look_at_registrations();
       if (const Error error = check_registration(state, base, bytes, flags); error != cuda::success)
         return error;
       model = &state.model(device);
@@ -150,8 +146,8 @@ KVMEM_FAKE_EXPORT Error cudaHostRegister(void* base, std::size_t bytes, unsigned
 }
 
 KVMEM_FAKE_EXPORT Error cudaHostUnregister(void* base) {
-  return run(Call::cudaHostUnregister, this_thread().device, [&] {
-    State& state = State::get();
+  State& state = State::get();
+  return run(Call::cudaHostUnregister, state.device_of(base), [&] {
     Region region;
     kvmem::ModelDevice* model = nullptr;
     {
@@ -183,7 +179,6 @@ KVMEM_FAKE_EXPORT Error cudaHostAlloc(void** base, std::size_t bytes, unsigned f
       if (const Error error = state.refuse_unsafe(Call::cudaHostAlloc); error != cuda::success)
         return error;
       if (flags > 7) return cuda::invalid_value;
-      state.make_context(device);
       model = &state.model(device);
     }
     *base = nullptr;
@@ -204,8 +199,8 @@ KVMEM_FAKE_EXPORT Error cudaHostAlloc(void** base, std::size_t bytes, unsigned f
 }
 
 KVMEM_FAKE_EXPORT Error cudaFreeHost(void* base) {
-  return run(Call::cudaFreeHost, this_thread().device, [&] {
-    State& state = State::get();
+  State& state = State::get();
+  return run(Call::cudaFreeHost, state.device_of(base), [&] {
     Region region;
     {
       const State::Lock held = state.lock();

@@ -71,7 +71,6 @@ KVMEM_FAKE_EXPORT Error cudaStreamCreateWithFlags(Stream* stream, unsigned flags
     const bool blocking = (flags & cuda::stream_non_blocking) == 0;
     {
       const State::Lock held = state.lock();
-      state.make_context(device);
       model = &state.model(device);
       if (blocking)
         state.checker.report(Rule::blocking_stream, "a stream that the legacy one waits for");
@@ -139,6 +138,7 @@ KVMEM_FAKE_EXPORT Error cudaStreamGetDevice(Stream stream, int* device) {
       return cuda::success;
     }
     const State::Lock held = state.lock();
+    if (state.settings.driver < first_driver_of_12_8) return cuda::call_requires_newer_driver;
     const StreamEntry* const entry = state.find_stream(Call::cudaStreamGetDevice, handle(stream));
     if (entry == nullptr) return cuda::invalid_resource_handle;
     *device = entry->device;

@@ -1,8 +1,10 @@
 #include "fakes/state.hpp"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <iterator>
 
@@ -26,6 +28,13 @@ Settings settings_of_environment() {
 const Settings& first_settings() {
   static const auto& first = *new Settings(settings_of_environment());
   return first;
+}
+
+// Also where it may not be read.
+bool is_mapped(std::uintptr_t at) {
+  const std::size_t page = slot_alignment_bytes;
+  unsigned char ignored = 0;
+  return mincore(reinterpret_cast<void*>(at / page * page), page, &ignored) == 0 || errno != ENOMEM;
 }
 
 // The exit has begun when handlers registered before this library was loaded are still to come.
@@ -69,6 +78,7 @@ void State::reset() {
     streams.clear();
     events.clear();
     captures.clear();
+    bridges.clear();
     ++generation;
     // In a forked child the threads of devices that run freely are not there to be stopped.
     if (forked.exchange(false)) static_cast<void>(new auto(std::move(gone)));
@@ -96,6 +106,34 @@ void State::make_context(int device) {
   it.has_context = true;
   if (settings.allowed && (*settings.allowed >> device & 1) == 0)
     checker.report(Rule::foreign_context, "on device ", device, ", which is not to be used");
+}
+
+void State::make_context(Call call, int device) {
+  const CallFacts& facts = facts_of(call);
+  Thread& thread = this_thread();
+  if (facts.context == Context::yes && !devices[thread.device].has_context) {
+    make_context(thread.device);
+    thread.made_context = !thread.was_told;
+  }
+  if (facts.needs == Needs::device) expect_meant(device);
+}
+
+void State::expect_meant(int device) {
+  Thread& thread = this_thread();
+  if (!std::exchange(thread.made_context, false) || device == thread.device) return;
+  checker.report(Rule::foreign_context, "on device ", thread.device,
+                 ", which the thread had because it was never told: it means device ", device);
+}
+
+void State::look_at_registrations() {
+  Region* const region = memory.pinned.next();
+  if (region == nullptr || region->gone) return;
+  const std::uintptr_t last = region->base + region->bytes - 1;
+  region->gone = !is_mapped(region->base) || !is_mapped(last);
+  if (!region->gone) return;
+  checker.report(Rule::unmapped_registered, region->bytes, " bytes at ",
+                 reinterpret_cast<const void*>(region->base),
+                 " were unmapped while they were registered");
 }
 
 Error State::unusable() const noexcept {
@@ -153,7 +191,6 @@ StreamHandle State::resolve(Stream stream) {
     const Lock held = lock();
     if (const StreamHandle made = devices[device].default_streams[which]) return made;
     it = &model(device);
-    make_context(device);
   }
   const StreamHandle made = it->create_stream();
   const Lock held = lock();
@@ -182,6 +219,15 @@ int State::device_of(Event event) {
   const Lock held = lock();
   const auto found = events.find(handle_of(event));
   return found != events.end() ? found->second.device : current;
+}
+
+int State::device_of(const void* base) {
+  const int current = this_thread().device;
+  const Lock held = lock();
+  for (const Regions* const regions : {&memory.pinned, &memory.device}) {
+    if (const Region* const region = regions->at(base)) return region->device;
+  }
+  return current;
 }
 
 void State::wake(int device) noexcept {

@@ -34,6 +34,7 @@ using kvmem::StreamHandle;
 
 inline constexpr int version = KVMEM_FAKE_CUDART;
 inline constexpr int major = version / 1000;
+inline constexpr int first_driver_of_12_8 = 12080;  // an older one lacks two functions
 
 struct Settings {
   int devices = 1;
@@ -87,6 +88,7 @@ struct Thread {
   int device = 0;
   bool was_told = false;      // its device
   bool left_default = false;  // device 0, which it had without having been told
+  bool made_context = false;  // there without having been told, by a call that does not say why
   cuda::CaptureMode mode = cuda::capture_global;
 
   struct Entered {
@@ -97,6 +99,14 @@ struct Thread {
   static constexpr std::size_t most_entered = 32;
   Entered entered[most_entered] = {};
   std::size_t depth = 0;
+};
+
+// A wait for an event of another device.
+struct Bridge {
+  ModelDevice* from;
+  EventHandle reached;  // the event, as it was recorded then
+  ModelDevice* to;
+  EventHandle gate;  // that the stream waits for
 };
 
 struct State {
@@ -116,6 +126,7 @@ struct State {
   std::unordered_map<StreamHandle, StreamEntry> streams;
   std::unordered_map<EventHandle, EventEntry> events;
   std::vector<std::shared_ptr<Capture>> captures;  // going on
+  std::vector<Bridge> bridges;
   std::uint64_t last_stream = 0;
 
   std::atomic<std::uint64_t> generation{1};
@@ -126,6 +137,12 @@ struct State {
   // The model, made if need be. Moves the clock of one that runs freely.
   [[nodiscard]] ModelDevice& model(int device);
   void make_context(int device);
+  // What a call does besides, that is about that device.
+  void make_context(Call call, int device);
+  // The thread shows which device it means. Where it has made a context on another that it was
+  // never told to use, nobody asked for that one.
+  void expect_meant(int device);
+  void look_at_registrations();
   [[nodiscard]] Error unusable() const noexcept;  // why no device is
   // Null, and then reported.
   [[nodiscard]] StreamEntry* find_stream(Call call, StreamHandle stream);
@@ -137,6 +154,8 @@ struct State {
 
   // ---- captures, with the lock; success: go on ----
   [[nodiscard]] Error refuse_unsafe(Call call);
+  // The same for a look at what was recorded in a capture.
+  void note_look_at_captured(Call call, Capture& capture);
   // Of work for that stream; captured: it becomes part of the graph, and is dropped.
   [[nodiscard]] Error refuse_captured(const StreamEntry& stream, bool& captured);
   // Does a stream capture that waits for the legacy default stream?
@@ -147,6 +166,9 @@ struct State {
   [[nodiscard]] StreamHandle resolve(Stream stream);
   [[nodiscard]] int device_of(Stream stream);
   [[nodiscard]] int device_of(Event event);
+  [[nodiscard]] int device_of(const void* memory);  // that begins there
+  void bridge(ModelDevice& from, EventHandle event, ModelDevice& to, StreamHandle stream);
+  void look_at_bridges();
   void wake(int device) noexcept;
 };
 

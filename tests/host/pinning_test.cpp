@@ -225,6 +225,37 @@ TEST_F(LettingGo, IsWaitedForByWhoeverFindsTooLittleMemory) {
   EXPECT_EQ(still_pinned, 0U);
 }
 
+// The driver knows memory by its addresses: whoever got these next would be taken for pinned.
+TEST_F(LettingGo, OfWhatCannotBeUnpinnedLeaksIt) {
+  const std::byte* const base = map_and_pin();
+  const std::uint64_t leaked = leaked_region_bytes();
+  device_->fail_unpins();
+  region_.reset();
+  ASSERT_TRUE(test::comes_true([&] { return device_.use_count() == 1; }));
+  EXPECT_TRUE(mapped(base));
+  EXPECT_EQ(leaked_region_bytes(), leaked + 5 * MiB);
+}
+
+TEST_F(LettingGoInPlace, OfWhatCannotBeUnpinnedLeaksIt) {
+  const std::byte* const base = map_and_pin();
+  device_->fail_unpins();
+  region_.reset();
+  EXPECT_TRUE(mapped(base));
+}
+
+TEST_F(LettingGoInPlace, AFailedPinWhoseRollbackFailsLeaksTheRegion) {
+  region_.emplace(PinnedRegion::map(5 * MiB, {}));
+  const std::byte* const base = region_->data();
+  device_->refuse_pin(2);
+  device_->fail_unpins();
+  region_->start_pinning(device_, 2 * MiB);
+  region_->pin_next();
+  EXPECT_THROW(region_->pin_next(), CapacityError);
+  region_->unpin();
+  region_.reset();
+  EXPECT_TRUE(mapped(base));
+}
+
 TEST_F(LettingGo, OfALeakedRegionNeverHappens) {
   const std::byte* const base = map_and_pin();
   region_->leak();

@@ -56,8 +56,8 @@ class CudaOver : public Base, public Checker {
   void pin(void* base, std::size_t bytes) override {
     call([&] { cuda_->pin(base, bytes); });
   }
-  void unpin(void* base, std::size_t bytes) noexcept override {
-    call([&] { cuda_->unpin(base, bytes); });
+  bool unpin(void* base, std::size_t bytes) noexcept override {
+    return call([&] { return cuda_->unpin(base, bytes); });
   }
   StreamHandle create_stream() override {
     return call([&] { return cuda_->create_stream(); });
@@ -74,6 +74,7 @@ class CudaOver : public Base, public Checker {
   void destroy_event(EventHandle event) noexcept override {
     call([&] { cuda_->destroy_event(event); });
   }
+  void adopt_thread() noexcept override { cuda_->adopt_thread(); }
   void record(EventHandle event, StreamHandle stream) override {
     call([&] { cuda_->record(event, stream); });
   }

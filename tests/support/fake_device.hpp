@@ -36,6 +36,7 @@ class FakeDevice : public Device {
   void pins_take(Nanoseconds time) { pin_time_ = time; }
 
   // From now on they wait, after they were counted.
+  void fail_unpins() { unpins_fail_ = true; }
   void hold_pins() { pins_.hold(*this); }
   void hold_unpins() { unpins_.hold(*this); }
   void let_pins(std::size_t count) { pins_.let(*this, count); }  // so many more go
@@ -64,15 +65,16 @@ class FakeDevice : public Device {
     if (refused) throw CapacityError("pinning failed", {.bound = "fake pins"});
     pinned_.push_back({static_cast<std::byte*>(base), bytes});
   }
-  void unpin(void* base, std::size_t bytes) noexcept override {
+  bool unpin(void* base, std::size_t bytes) noexcept override {
     std::unique_lock lock(mutex_);
     unpins_.wait(lock);
     unpinned_by_.push_back(std::this_thread::get_id());
     const auto found = std::ranges::find(pinned_, Range{static_cast<std::byte*>(base), bytes});
     if (found == pinned_.end())
       ++wrong_unpins_;
-    else
+    else if (!unpins_fail_)
       pinned_.erase(found);
+    return !unpins_fail_;
   }
 
   void sleep(std::uint64_t seen, Nanoseconds at_most, bool) override {
@@ -123,6 +125,7 @@ class FakeDevice : public Device {
   mutable std::mutex mutex_;
   std::vector<Range> pinned_;
   std::vector<std::thread::id> unpinned_by_;
+  std::atomic<bool> unpins_fail_{false};
   Turnstile pins_, unpins_;
   std::atomic<Nanoseconds> clock_ = 0, pin_time_ = 0;
   std::atomic<std::size_t> refused_pin_ = 0, pin_calls_ = 0, wrong_unpins_ = 0;

@@ -22,7 +22,7 @@ class PolledDevice final : public Device {
     host_->deallocate(base, bytes);
   }
   void pin(void* base, std::size_t bytes) override { host_->pin(base, bytes); }
-  void unpin(void* base, std::size_t bytes) noexcept override { host_->unpin(base, bytes); }
+  bool unpin(void* base, std::size_t bytes) noexcept override { return host_->unpin(base, bytes); }
   StreamHandle create_stream() override { return host_->create_stream(); }
   void destroy_stream(StreamHandle stream) noexcept override { host_->destroy_stream(stream); }
   std::uint64_t stream_id(StreamHandle stream) override { return host_->stream_id(stream); }

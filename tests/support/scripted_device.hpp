@@ -154,9 +154,10 @@ class ScriptedDevice final : public ModelDevice {
     if (entered.fails) throw CapacityError("scripted", {.bound = "pins"});
     pinned_.emplace_back(static_cast<std::byte*>(base), bytes);
   }
-  void unpin(void* base, std::size_t bytes) noexcept override {
+  bool unpin(void* base, std::size_t bytes) noexcept override {
     const Lock held(mutex_);
     std::erase(pinned_, std::pair(static_cast<std::byte*>(base), bytes));
+    return true;
   }
 
   StreamHandle create_stream() override {

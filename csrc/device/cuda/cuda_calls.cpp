@@ -33,7 +33,8 @@ bool is_about_capture(Error error) noexcept {
 
 Error Calls::run(const Work& work, bool stays) {
   mark_.expect_same_process("the device");
-  if (process_is_exiting())
+  const DriverCall now;
+  if (!DriverCall::may_begin())
     throw Closed("the process is exiting: the device is not called any more");
   if (lost()) expect_success("the device is lost", lost_by_.load());
   const Functions& call = runtime_->call;
@@ -48,8 +49,14 @@ Error Calls::run(const Work& work, bool stays) {
   int before = ordinal_;
   Error error = call.get_device(&before);
   const bool moves = error == success && before != ordinal_;
-  if (moves && !stays && !may_go_back_to(before)) return run_elsewhere(work);
-  // First, since to make a device current is not for a thread during a capture either.
+  if (moves && stays) {
+    throw InvalidArgument(
+        text("a per-thread default stream is of the thread's current device, cuda:", before,
+             ": make cuda:", ordinal_, " the current one first"));
+  }
+  if (moves && !may_go_back_to(before)) return run_elsewhere(work);
+  // First, since to make a device current is not for a thread during a capture either. It makes a
+  // context where there is none; here there is one.
   CaptureMode mode = capture_relaxed;
   const bool relaxed = call.thread_exchange_capture_mode(&mode) == success;
   if (moves) error = call.set_device(ordinal_);
@@ -66,15 +73,22 @@ Error Calls::run_elsewhere(const Work& work) {
     const SignalsBlocked blocked;
     std::thread([&] {
       const Functions& call = runtime_->call;
+      error = call.set_device(ordinal_);  // before anything that would make a context on device 0
+      if (error != success) return;
       CaptureMode mode = capture_relaxed;
       static_cast<void>(call.thread_exchange_capture_mode(&mode));
-      error = call.set_device(ordinal_);
-      if (error == success) error = work.run(work.it, call);
+      error = work.run(work.it, call);
     }).join();
   } catch (const std::system_error&) {
     return operating_system;  // no thread to be had; nothing was called
   }
   return note(error);
+}
+
+void Calls::adopt_thread() noexcept {
+  const DriverCall now;
+  if (DriverCall::may_begin() && !mark_.forked() && !lost())
+    static_cast<void>(note(runtime_->call.set_device(ordinal_)));
 }
 
 bool Calls::may_go_back_to(int device) const noexcept {

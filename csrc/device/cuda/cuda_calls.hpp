@@ -41,7 +41,7 @@ class Calls {
 
   // Runs `work(functions)`, which makes calls, throws nothing and returns what the first failing
   // one said. Throws Forked, Closed while the process exits, DeviceLost once the device is lost.
-  // `stays`: on this thread in any case, because it names the thread's own stream; throws
+  // `stays`: on this thread as it is, because it names the thread's own stream; throws
   // InvalidArgument where that is not possible.
   template <class Work>
   Error run(Work&& work, bool stays = false) {
@@ -51,15 +51,19 @@ class Calls {
                 &work},
                stays);
   }
-  // The same for what is given back: nothing is called where that cannot be, and nobody is told.
+  // The same for what is given back: nothing is called where that cannot be. Any other error than
+  // success is then a leak.
   template <class Work>
-  void run_quietly(Work&& work) noexcept {
-    if (mark_.must_leak() || lost()) return;
+  Error run_quietly(Work&& work) noexcept {
+    if (mark_.must_leak() || lost()) return not_permitted;
     try {
-      static_cast<void>(run(work));
-    } catch (...) {  // lost meanwhile, or no thread to be had: it is leaked
+      return run(work);
+    } catch (...) {  // lost meanwhile, or the exit began
+      return not_permitted;
     }
   }
+  // This thread is kvmem's own and only for this device, which stays its current one.
+  void adopt_thread() noexcept;
 
   // Throws what an error means: DeviceLost, InvalidArgument (a capture, another device's handle) or
   // CopyFailed.

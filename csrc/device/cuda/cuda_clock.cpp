@@ -9,8 +9,9 @@ namespace kvmem::cuda {
 
 namespace {
 
-constexpr Nanoseconds renew_after = 2'000'000'000;  // a float of ms is then good to 0.25 us
-constexpr Nanoseconds patience = 2'000'000;         // with an idle stream's event
+constexpr Nanoseconds renew_after = 2'000'000'000;    // a float of ms is then good to 0.25 us
+constexpr Nanoseconds patience = 2'000'000;           // with an idle stream's event
+constexpr Nanoseconds try_again_after = 100'000'000;  // where an older anchor will do
 constexpr int tries = 3;
 
 }  // namespace
@@ -32,7 +33,9 @@ Nanoseconds EventClock::now() noexcept {
 
 Nanoseconds EventClock::time_of(EventHandle event) {
   const std::lock_guard lock(mutex_);
-  if (anchor_.error < 0 || now() - anchor_.at > renew_after) {
+  const bool is_old = now() - anchor_.at > renew_after && now() - tried_at_ > try_again_after;
+  if (anchor_.error < 0 || is_old) {
+    tried_at_ = now();
     const Error error = calls_.run([&](const Functions& call) { return renew(call); });
     if (anchor_.error < 0) {  // an old one is still better than none
       calls_.expect_success("the clock of events", error == success ? not_ready : error);

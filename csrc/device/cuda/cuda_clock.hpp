@@ -36,6 +36,7 @@ class EventClock {
   Stream stream_ = nullptr;  // of its own, so that nothing delays the anchor
   Anchor anchor_, next_;
   Nanoseconds recorded_at_ = -1;  // of next_, where its end was not seen yet
+  Nanoseconds tried_at_ = 0;
 };
 
 }  // namespace kvmem::cuda

@@ -13,7 +13,7 @@ namespace kvmem::cuda {
 namespace {
 
 constexpr std::size_t most_descriptors = std::size_t{1} << 20;
-constexpr StreamHandle first_page = 4096;  // where nothing is: no stream's handle is below
+constexpr std::uintptr_t first_page = 4096;  // where nothing is: no handle of a stream or event
 
 class RuntimeDevice final : public CudaDevice {
  public:
@@ -28,7 +28,7 @@ class RuntimeDevice final : public CudaDevice {
     register_memory(base, bytes, host_register_portable);
   }
   void pin_read_only(void* base, std::size_t bytes) override;
-  void unpin(void* base, std::size_t bytes) noexcept override;
+  bool unpin(void* base, std::size_t bytes) noexcept override;
 
   [[nodiscard]] StreamHandle create_stream() override;
   void destroy_stream(StreamHandle stream) noexcept override;
@@ -42,6 +42,7 @@ class RuntimeDevice final : public CudaDevice {
   [[nodiscard]] bool recorded(EventHandle event) const override;
   [[nodiscard]] Nanoseconds event_time(EventHandle event) override;
 
+  void adopt_thread() noexcept override { calls_.adopt_thread(); }
   void copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
             StreamHandle stream) override;
   void sleep(std::uint64_t seen, Nanoseconds at_most, bool help) override {
@@ -55,6 +56,7 @@ class RuntimeDevice final : public CudaDevice {
 
  private:
   void register_memory(void* base, std::size_t bytes, unsigned flags);
+  static Error expect_registered(const Functions& call, void* base) noexcept;
 
   mutable Calls calls_;
   const DeviceFacts facts_;
@@ -109,7 +111,8 @@ void* RuntimeDevice::allocate(std::size_t bytes) {
   return base;
 }
 
-// cudaFree waits for what may still touch the memory, as it does for all that cudaMalloc gave.
+// In practice cudaFree waits for what may still touch memory that cudaMalloc gave, though CUDA only
+// says that it may. Engines bring their own memory.
 void RuntimeDevice::deallocate(void* base, std::size_t) noexcept {
   calls_.run_quietly([&](const Functions& call) { return call.free(base); });
 }
@@ -131,12 +134,18 @@ void RuntimeDevice::register_memory(void* base, std::size_t bytes, unsigned flag
   const Shortage shortage{"cudaHostRegister", bytes};
   if (!facts_.host_register.value_or(true))
     throw CapacityError(text(info_.name, " cannot register host memory (attribute 99)"), shortage);
-  const Error error =
-      calls_.run([&](const Functions& call) { return call.host_register(base, bytes, flags); });
+  const Error error = calls_.run([&](const Functions& call) {
+    const Error result = call.host_register(base, bytes, flags);
+    if (result == success) return expect_registered(call, base);
+    // WSL says unknown where it means too much; a context that is gone says so to the next call
+    // too.
+    std::size_t free = 0, total = 0;
+    return result == unknown && call.mem_get_info(&free, &total) == success ? memory_allocation
+                                                                            : result;
+  });
   KVMEM_EXPECTS(error != host_memory_already_registered, bytes, " bytes at ", base,
                 " are pinned already, or some of them");
-  if (error == memory_allocation || error == not_supported || error == not_permitted ||
-      error == operating_system) {
+  if (error != success && !is_sticky(error)) {
     throw CapacityError(text("cannot register host memory: ", calls_.text_of(error),
                              ": less memory, a higher limit of the container, or on WSL a larger "
                              "memory= in .wslconfig may help"),
@@ -145,8 +154,19 @@ void RuntimeDevice::register_memory(void* base, std::size_t bytes, unsigned flag
   calls_.expect_success("cudaHostRegister", error);
 }
 
-void RuntimeDevice::unpin(void* base, std::size_t) noexcept {
-  calls_.run_quietly([&](const Functions& call) { return call.host_unregister(base); });
+// What the runtime does not know as host memory it would copy synchronously, without a word.
+Error RuntimeDevice::expect_registered(const Functions& call, void* base) noexcept {
+  PointerAttributes attributes;
+  const Error error = call.pointer_get_attributes(&attributes, base);
+  if (error == success && attributes.type == memory_host) return success;
+  static_cast<void>(call.host_unregister(base));
+  return error == success ? host_memory_not_registered : error;
+}
+
+bool RuntimeDevice::unpin(void* base, std::size_t) noexcept {
+  const Error error =
+      calls_.run_quietly([&](const Functions& call) { return call.host_unregister(base); });
+  return error == success || error == host_memory_not_registered;
 }
 
 // ---- streams ----
@@ -179,6 +199,8 @@ std::uint64_t RuntimeDevice::stream_id(StreamHandle stream) {
         if (result == success && capture != capture_none) result = stream_capture_unsupported;
         if (result == success && call.stream_get_device != nullptr && !is_default)
           result = call.stream_get_device(stream_of(stream), &device);
+        // A driver before 12.8 does not know. The record that follows is refused then.
+        if (result == call_requires_newer_driver || result == not_supported) result = success;
         return result == success ? call.stream_get_id(stream_of(stream), &id) : result;
       },
       is_per_thread(stream));
@@ -211,6 +233,7 @@ void RuntimeDevice::destroy_event(EventHandle event) noexcept {
 // that stream into the capture.
 bool RuntimeDevice::recorded(EventHandle event) const {
   if (event == 0) return false;
+  KVMEM_EXPECTS(event >= first_page, "event ", event, " is no handle of a CUDA event");
   const Error error =
       calls_.run([&](const Functions& call) { return call.event_query(event_of(event)); });
   KVMEM_EXPECTS(!is_about_capture(error), "event ", event,
