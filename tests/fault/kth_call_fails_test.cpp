@@ -105,8 +105,9 @@ std::vector<Fault> all_faults() {
     faults.push_back({kind, Failure::lost, 1, timed});
   }
   // Through the CUDA device, which needs pinned memory.
-  for (const OverFake& over :
-       {OverFake{.major = 12}, OverFake{.major = 13}, OverFake{.major = 13, .batch = false}}) {
+  std::vector<OverFake> overs{{.major = 13}};
+  if (!sanitized) overs.insert(overs.end(), {{.major = 12}, {.major = 13, .batch = false}});
+  for (const OverFake& over : overs) {
     const ScenarioOptions direct{.memory = HostMemory::pinned, .timeline = true, .over_fake = over};
     const ScenarioOptions through{.memory = HostMemory::staged, .over_fake = over};
     for (const CallKind kind :

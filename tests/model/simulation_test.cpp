@@ -35,6 +35,18 @@ TEST(Simulation, AnyProgramInAnyWorldKeepsEveryInvariant) {
   EXPECT_GT(result.tally.blocks_compared, result.tally.done);
 }
 
+TEST(Simulation, TheCudaDeviceOverAFakeRuntimeKeepsEveryInvariantToo) {
+  const std::uint64_t seeds = setting("KVMEM_SIM_SEEDS", 60) / 6;
+  for (const test::OverFake& fake : {test::OverFake{.major = 12}, test::OverFake{.major = 13},
+                                     test::OverFake{.major = 13, .batch = false}}) {
+    const SweepResult result = run_cases(over(seeded(1000), fake), {.count = seeds, .jobs = 2});
+    EXPECT_FALSE(result.outcome.failed)
+        << told(result) << " (kvmem-sim --ops 1000 --device cuda" << fake.major << ")";
+    EXPECT_GT(result.tally.done, 0U);
+    EXPECT_GT(result.tally.blocks_compared, result.tally.done);
+  }
+}
+
 TEST(Simulation, EverySequenceOfAFewOperationsKeepsEveryInvariant) {
   const std::size_t length = setting("KVMEM_SIM_LENGTH", 3);
   const SweepResult result =
