@@ -356,6 +356,31 @@ TEST_P(CudaDeviceTest, ADriverThatRefusesBatchesIsAskedOnce) {  // case 161
   }
 }
 
+TEST_P(CudaDeviceTest, ADriverBefore128IsEnoughForADeviceOfCuda12) {
+  fake_.set_device_count(2);
+  fake_.set_driver_version(12040);
+  if (GetParam() == 13) {
+    EXPECT_THROW(static_cast<void>(open()), DeviceUnavailable);
+    return;
+  }
+  const auto device = open({.ordinal = 1});
+  use(*device);
+  Copying copying(*device, 3);
+  const auto before = batches();
+  copying.submit();
+  EXPECT_EQ(batches(), before) << "it was asked once already";
+  EXPECT_NE(device->copy_path().find("36"), std::string::npos) << device->copy_path();
+  // Nobody can tell of which device a stream is, until an event is to be recorded there.
+  ASSERT_EQ(set_device(0), success);
+  const auto foreign = reinterpret_cast<StreamHandle>(engine_stream());
+  EXPECT_NO_THROW(static_cast<void>(device->stream_id(foreign)));
+  const EventHandle event = device->create_event(false);
+  fake_.enable("foreign_record", 0);
+  EXPECT_THROW(device->record(event, foreign), InvalidArgument);
+  device->destroy_event(event);
+  EXPECT_EQ(pending_error(), success);
+}
+
 TEST_P(CudaDeviceTest, AnyOtherErrorOfABatchIsAFailedCopyAndNoReasonToTryAgain) {
   const auto device = open();
   fake_.fail("cudaMemcpyBatchAsync", 1, 1, invalid_value, 1);

@@ -125,6 +125,44 @@ TEST_P(FakeRules, HostMemoryUnregisteredUnderACopyIsSeen) {
   expect_nothing();
 }
 
+TEST_P(FakeRules, HostMemoryUnmappedWhileItIsRegisteredIsSeenOnce) {
+  const Pages before, after;
+  void* const device = device_memory();
+  const Stream on = stream();
+  for (const bool last_page_only : {false, true}) {
+    SCOPED_TRACE(last_page_only);
+    const Pages victim(3 * 4096);
+    for (const Pages* const pages : {&before, &victim, &after}) ASSERT_EQ(register_(*pages), 0);
+    for (int i = 0; i < 3; ++i) {  // one is looked at each time
+      fake.enter();
+      fake.leave();
+    }
+    expect_nothing();
+    std::size_t gone = 0;
+    const auto take = [&] { gone += fake.take_violations().size(); };
+    if (last_page_only) {
+      munmap(victim.at(2 * 4096), 4096);
+      for (int i = 0; i < 6; ++i, take()) EXPECT_EQ(copy(device, before.base(), 64, on), 0);
+    } else {
+      munmap(victim.base(), 4096);
+      for (int i = 0; i < 6; ++i, take()) {
+        fake.enter();
+        fake.leave();
+      }
+    }
+    EXPECT_EQ(gone, 1U);
+    EXPECT_EQ(unregister(victim.base()), 0);
+    EXPECT_EQ(unregister(before.base()), 0);
+    EXPECT_EQ(unregister(after.base()), 0);
+    EXPECT_EQ(synchronize(on), 0);
+  }
+  const Pages victim;
+  ASSERT_EQ(register_(victim), 0);
+  munmap(victim.base(), 4096);
+  EXPECT_EQ(register_(before), 0);
+  expect_violation("unmapped_registered");
+}
+
 TEST_P(FakeRules, DeviceMemoryFreedUnderACopyIsSeenAndLeftWhereItIs) {
   ScriptedDevice model;
   fake.attach(0, model);
@@ -228,7 +266,7 @@ TEST_P(FakeRules, ArraysThatWereChangedUnderABatchAreSeen) {
   EXPECT_EQ(batch(arrays, on), 0);
   EXPECT_EQ(record(behind, on), 0);
   arrays.sizes[0] = 32;
-  EXPECT_EQ(query(behind), cuda::not_ready);
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(query(behind), cuda::not_ready);
   expect_violation("descriptors_changed");
   while (model.step()) {
   }
@@ -314,7 +352,7 @@ TEST_P(FakeRules, ArraysThatAreGoneUnderABatchAreSeen) {
   EXPECT_EQ(error, 0);
   EXPECT_EQ(record(behind, on), 0);
   munmap(page, 4096);
-  EXPECT_EQ(query(behind), cuda::not_ready);
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(query(behind), cuda::not_ready);
   expect_violation("descriptors_changed");
   // Back they come, for the model will read them.
   ASSERT_EQ(
@@ -424,6 +462,55 @@ TEST_P(FakeRules, AContextForWhichNobodyAskedIsSeen) {
   expect_violation("foreign_context");
 }
 
+TEST_P(FakeRules, AContextThatAThreadMakesBesidesIsSeenWhenItMeansAnotherDevice) {
+  fake.set_device_count(2);
+  EXPECT_EQ(set_device(1), 0);
+  const Stream on = stream();
+  const Event it = event();
+  const auto exchange = [&] {
+    cuda::CaptureMode mode = cuda::capture_relaxed;
+    EXPECT_EQ(call<cuda::ThreadExchangeCaptureMode>("cudaThreadExchangeStreamCaptureMode", &mode),
+              0);
+    EXPECT_TRUE(fake.has_context(0));
+  };
+  std::thread([&] {
+    exchange();
+    expect_nothing();
+    EXPECT_EQ(query(it), 0);  // makes none itself
+    expect_violation("foreign_context");
+    EXPECT_EQ(query(it), 0);
+    EXPECT_EQ(set_device(1), 0);
+    expect_nothing();
+  }).join();
+  fake.reset();
+  fake.set_device_count(2);
+  std::thread([&] {
+    exchange();
+    EXPECT_EQ(set_device(1), 0);
+    expect_violation("foreign_context");
+  }).join();
+  fake.reset();
+  fake.set_device_count(2);
+  std::thread([&] {
+    exchange();
+    const Stream own = stream();  // it did mean device 0
+    EXPECT_EQ(set_device(1), 0);
+    EXPECT_EQ(destroy(own), 0);
+    expect_nothing();
+  }).join();
+  fake.reset();
+  fake.set_device_count(2);
+  std::thread([&] {
+    EXPECT_EQ(set_device(1), 0);  // first: so that there is none on device 0
+    cuda::CaptureMode mode = cuda::capture_relaxed;
+    EXPECT_EQ(call<cuda::ThreadExchangeCaptureMode>("cudaThreadExchangeStreamCaptureMode", &mode),
+              0);
+    EXPECT_FALSE(fake.has_context(0));
+    expect_nothing();
+  }).join();
+  static_cast<void>(on);
+}
+
 TEST_P(FakeRules, AContextOnADeviceThatIsNotAllowedIsSeen) {
   fake.set_device_count(2);
   fake.allow(1U << 0);
@@ -470,6 +557,18 @@ TEST_P(FakeRules, AnUnsafeCallWhileAStreamCapturesIsSeen) {
   expect_unsafe("cudaEventQuery", [&] { return query(it); });
   expect_unsafe("cudaEventSynchronize", [&] { return synchronize(it); });
   EXPECT_EQ(planted, 6U);
+  // A look at what was recorded in the capture, by whomever.
+  ASSERT_EQ(begin_capture(on), 0);
+  EXPECT_EQ(record(it, on), 0);
+  const auto look = [&] { EXPECT_EQ(query(it), cuda::captured_event); };
+  std::thread(look).join();
+  EXPECT_TRUE(fake.capture_invalidated(on));
+  expect_violation("unsafe_capture");
+  EXPECT_NE(end_capture(on), 0);
+  look();  // nothing is going on any more
+  expect_nothing();
+  EXPECT_EQ(record(it, on), 0);
+  EXPECT_EQ(synchronize(it), 0);
   // Not in relaxed mode; nor where the capture is relaxed.
   ASSERT_EQ(begin_capture(on), 0);
   std::thread([&] {

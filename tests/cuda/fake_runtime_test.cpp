@@ -148,6 +148,34 @@ TEST_P(FakeRuntime, WithoutADriverEveryCallSaysSoAndTheCountIsLeftAlone) {
   EXPECT_EQ(devices, 1);
 }
 
+TEST_P(FakeRuntime, ADriverBefore128LacksTwoFunctions) {
+  if (GetParam() == 13) return;  // which needs a newer one for all
+  fake.set_driver_version(12040);
+  const Pages host(2 * 4096, 1);
+  void* const device = device_memory();
+  ASSERT_EQ(register_(host), 0);
+  const Stream on = stream();
+  int number = -7;
+  EXPECT_EQ(call<cuda::StreamGetDevice>("cudaStreamGetDevice", on, &number),
+            cuda::call_requires_newer_driver);
+  EXPECT_EQ(number, -7);
+  for (const std::uintptr_t special : {0, 1, 2}) {
+    EXPECT_EQ(
+        call<cuda::StreamGetDevice>("cudaStreamGetDevice", default_stream(special), &number), 0);
+    EXPECT_EQ(number, 0);
+  }
+  Arrays arrays;
+  arrays.add(device, host.base(), 4096);
+  EXPECT_EQ(batch(arrays, on), cuda::call_requires_newer_driver);
+  EXPECT_FALSE(fake.model().may_touch(device, 4096));
+  EXPECT_EQ(copy(device, host.base(), 4096, on), 0);
+  EXPECT_EQ(synchronize(on), 0);
+  fake.set_driver_version(12080);
+  EXPECT_EQ(call<cuda::StreamGetDevice>("cudaStreamGetDevice", on, &number), 0);
+  EXPECT_EQ(batch(arrays, on), 0);
+  EXPECT_EQ(synchronize(on), 0);
+}
+
 TEST_P(FakeRuntime, ABrokenSetUpIsWhatCountingSays) {
   int devices = -7;
   for (const Error error : {cuda::initialization_error, cuda::stub_library, cuda::no_device_found,
@@ -226,6 +254,78 @@ TEST_P(FakeRuntime, EachCallThatNeedsAContextMakesIt) {
   expect_context([&] { return static_cast<void>(event()), 0; });
   expect_context([&] { return call<cuda::MemGetInfo>("cudaMemGetInfo", &free_bytes, &total); });
   EXPECT_GT(total, 0U);
+  expect_context([&] {
+    cuda::CaptureMode mode = cuda::capture_relaxed;
+    return call<cuda::ThreadExchangeCaptureMode>("cudaThreadExchangeStreamCaptureMode", &mode);
+  });
+}
+
+// On the thread's current device, which need not be the one whose handle it is.
+TEST_P(FakeRuntime, MostCallsMakeAContextBesidesAndSomeDoNot) {
+  enum Makes { none, made };
+  const Pages host;
+  const auto look = [&](const char* what, Makes makes, auto&& body) {
+    SCOPED_TRACE(what);
+    fake.reset();
+    fake.set_device_count(2);
+    EXPECT_EQ(set_device(1), 0);
+    const Stream on = stream();
+    const Event from = event(cuda::event_default), to = event(cuda::event_default);
+    for (const Event it : {from, to}) EXPECT_EQ(record(it, on), 0);
+    EXPECT_EQ(synchronize(to), 0);
+    EXPECT_EQ(register_(host), 0);
+    EXPECT_FALSE(has_context(0));
+    std::thread([&] { EXPECT_EQ(body(on, from, to), 0); }).join();
+    EXPECT_EQ(has_context(0), makes == made);
+    if (makes == made)
+      expect_violation("foreign_context");
+    else
+      expect_nothing();
+    if (fake.registered_bytes() > 0) EXPECT_EQ(unregister(host.base()), 0);
+  };
+  int number = 0;
+  unsigned long long id = 0;
+  float milliseconds = 0;
+  char bus[32];
+  Arrays arrays;
+  look("cudaStreamIsCapturing", made,
+       [&](Stream on, Event, Event) { return static_cast<void>(capture_of(on)), 0; });
+  look("cudaStreamGetId", made,
+       [&](Stream on, Event, Event) { return static_cast<void>(id_of(on)), 0; });
+  look("cudaStreamDestroy", made, [&](Stream on, Event, Event) { return destroy(on); });
+  look("cudaStreamWaitEvent", made, [&](Stream on, Event it, Event) { return wait(on, it); });
+  look("cudaStreamSynchronize", made, [&](Stream on, Event, Event) { return synchronize(on); });
+  look("cudaEventDestroy", made, [&](Stream, Event it, Event) { return destroy(it); });
+  look("cudaEventRecord", made, [&](Stream on, Event it, Event) { return record(it, on); });
+  look("cudaHostUnregister", made,
+       [&](Stream, Event, Event) { return unregister(host.base()); });
+  look("cudaMemcpyAsync", made,
+       [&](Stream on, Event, Event) { return copy(host.at(0), host.at(64), 0, on); });
+  look("cudaMemcpyBatchAsync", made, [&](Stream on, Event, Event) {
+    return batch(arrays, on) == cuda::invalid_value ? 0 : 1;
+  });
+  look("cudaEventElapsedTime", GetParam() == 12 ? made : none,
+       [&](Stream, Event from, Event to) { return elapsed(&milliseconds, from, to); });
+  look("cudaEventQuery", none, [&](Stream, Event it, Event) { return query(it); });
+  look("cudaEventSynchronize", none, [&](Stream, Event it, Event) { return synchronize(it); });
+  look("cudaStreamGetDevice", none, [&](Stream on, Event, Event) {
+    return call<cuda::StreamGetDevice>("cudaStreamGetDevice", on, &number);
+  });
+  look("cudaPointerGetAttributes", none, [&](Stream, Event, Event) {
+    cuda::PointerAttributes attributes;
+    return call<cuda::PointerGetAttributes>("cudaPointerGetAttributes", &attributes, host.base());
+  });
+  look("those without a handle", none, [&](Stream, Event, Event) {
+    EXPECT_EQ(current_device(), 0);
+    EXPECT_EQ(count(&number), 0);
+    EXPECT_EQ(attribute(&number, cuda::integrated), 0);
+    EXPECT_EQ(call<cuda::DeviceGetPciBusId>("cudaDeviceGetPCIBusId", bus, 32, 1), 0);
+    EXPECT_EQ(call<cuda::DriverGetVersion>("cudaDriverGetVersion", &number), 0);
+    EXPECT_EQ(call<cuda::RuntimeGetVersion>("cudaRuntimeGetVersion", &number), 0);
+    EXPECT_EQ(peek(), 0);
+    return last_error();
+  });
+  static_cast<void>(id);
 }
 
 // ---- errors ----
@@ -481,6 +581,71 @@ TEST_P(FakeRuntime, AnEventNeverRecordedIsDoneAndWaitingForItIsNothing) {
   EXPECT_EQ(synchronize(on), 0);
 }
 
+TEST_P(FakeRuntime, AStreamWaitsForAnEventOfAnotherDeviceAsItWasRecordedThen) {
+  VirtualDevice& first = attach();
+  const auto second = make_virtual_device({});
+  fake.attach(1, *second);
+  fake.set_device_count(2);
+  const Pages host(2 * 4096, 1);
+  ASSERT_EQ(register_(host), 0);
+  void* const target = device_memory();
+  const Stream waiting = stream();
+  const Event behind = event();
+  EXPECT_EQ(set_device(1), 0);
+  void* const source = device_memory();
+  const Stream other = stream();
+  const Event awaited = event();
+  const auto run = [](VirtualDevice& model) {
+    while (model.step()) {
+    }
+  };
+  EXPECT_EQ(copy(source, host.base(), 64, other), 0);
+  EXPECT_EQ(record(awaited, other), 0);
+  EXPECT_EQ(wait(waiting, awaited), 0);
+  EXPECT_EQ(copy(target, host.at(64), 64, waiting), 0);
+  EXPECT_EQ(set_device(0), 0);
+  EXPECT_EQ(record(behind, waiting), 0);
+  run(first);
+  EXPECT_EQ(query(behind), cuda::not_ready);
+  EXPECT_TRUE(first.may_touch(target, 64));
+  run(*second);
+  EXPECT_EQ(copy(source, host.base(), 64, other), 0);
+  EXPECT_EQ(record(awaited, other), 0);  // which is nothing to who waits already
+  EXPECT_EQ(query(behind), cuda::not_ready);
+  run(first);
+  EXPECT_EQ(query(behind), 0);
+  EXPECT_EQ(query(awaited), cuda::not_ready);
+  run(*second);
+  EXPECT_EQ(query(awaited), 0);
+  EXPECT_EQ(wait(waiting, awaited), 0);  // done already
+  EXPECT_EQ(call<OfStream>("cudaStreamQuery", waiting), 0);
+  EXPECT_EQ(fake.live_events(0), 1U);
+  EXPECT_EQ(fake.live_events(1), 1U);
+  fake.reset();  // before the second model goes
+}
+
+TEST_P(FakeRuntime, WaitsForAnotherDeviceEndWhereBothRunFreely) {
+  fake.set_device_count(2);
+  const Pages host(2 * 4096, 1);
+  ASSERT_EQ(register_(host), 0);
+  void* const near = device_memory();
+  const Stream waiting = stream();
+  EXPECT_EQ(set_device(1), 0);
+  void* const far = device_memory();
+  const Stream other = stream();
+  const Event awaited = event();
+  auto& model = static_cast<VirtualDevice&>(fake.model(1));
+  model.hold_copies(1);
+  EXPECT_EQ(copy(far, host.base(), 64, other), 0);
+  EXPECT_EQ(record(awaited, other), 0);
+  EXPECT_EQ(wait(waiting, awaited), 0);
+  EXPECT_EQ(copy(near, host.at(64), 64, waiting), 0);
+  EXPECT_EQ(call<OfStream>("cudaStreamQuery", waiting), cuda::not_ready);
+  model.release_copies();
+  EXPECT_EQ(synchronize(waiting), 0);
+  EXPECT_EQ(query(awaited), 0);
+}
+
 TEST_P(FakeRuntime, IdsOfStreamsNeverComeAgainThoughHandlesDo) {
   const Stream first = stream();
   const unsigned long long id = id_of(first);
@@ -559,7 +724,14 @@ TEST_P(FakeRuntime, WorkOfAStreamThatCapturesIsNotRun) {
   EXPECT_EQ(copy(device, host.base(), 64, on), 0);
   EXPECT_FALSE(fake.model().may_touch(device, 64));
   EXPECT_EQ(record(it, on), 0);
+  cuda::CaptureMode mode = cuda::capture_relaxed;
+  const auto exchange = [&] {
+    return call<cuda::ThreadExchangeCaptureMode>("cudaThreadExchangeStreamCaptureMode", &mode);
+  };
+  EXPECT_EQ(exchange(), 0);
   EXPECT_EQ(query(it), cuda::captured_event);
+  EXPECT_EQ(exchange(), 0);
+  EXPECT_FALSE(fake.capture_invalidated(on));
   EXPECT_EQ(wait(joined, it), 0);
   EXPECT_EQ(capture_of(joined), 1) << "who waits for work of a capture becomes part of it";
   EXPECT_EQ(end_capture(on), 0);

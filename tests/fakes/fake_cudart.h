@@ -7,7 +7,8 @@
  * the first call that needs them, from the settings at that time. Any thread.
  *
  * Each device stands on a ModelDevice: one that a test attached, whose clock and faults the test
- * controls; else a virtual device of the fake's own, which runs freely, in real time.
+ * controls; else a virtual device of the fake's own, which runs freely, in real time. A stream that
+ * waits for an event of another device goes on only when the fake is called once that is reached.
  *
  * Environment, read when the library is loaded: KVMEM_FAKE_DEVICES (1), KVMEM_FAKE_DRIVER (the
  * runtime's own version; 0: no driver), KVMEM_FAKE_COUNT_ERROR (what cudaGetDeviceCount answers),
@@ -27,7 +28,9 @@ extern "C" {
  * before must be gone, and is forgotten. */
 void kvmem_fake_reset(void);
 void kvmem_fake_set_device_count(int count);
-void kvmem_fake_set_driver_version(int version); /* 0: no driver: then counting devices gives 35 */
+/* 0: no driver: then counting devices gives 35. Before 12080: without batches (36), and without the
+ * device of a stream. */
+void kvmem_fake_set_driver_version(int version);
 void kvmem_fake_set_count_error(int error);      /* 0: none */
 void kvmem_fake_set_attribute(int device, int attribute, int value);
 void kvmem_fake_set_pci_bus_id(int device, const char* id);
@@ -59,18 +62,25 @@ unsigned long long kvmem_fake_faults(void);                /* planned ones that 
  *   straddles             a copy across two registrations
  *   read_only             a copy into memory registered as read-only
  *   freed_in_flight       host or device memory freed or unregistered under a copy
+ *   unmapped_registered   host memory unmapped while it is registered. Copies, cudaHostRegister and
+ *                         kvmem_fake_leave look at one registration each, in turn; what is mapped
+ *                         anew by then is not seen
  *   foreign_record        an event recorded on a stream of another device
  *   re_record             an event recorded again that was polled and not seen done
  *   wait_unrecorded       a wait on an event never recorded
  *   early_source          a source that may be read at any time, and is still being written
- *   descriptors_changed   the arrays of a batch changed or freed before the batch has ended
+ *   descriptors_changed   the arrays of a batch changed or freed before the batch has ended: seen
+ *                         when an event behind it is, else by a look at one batch each 64 calls
  *   legacy_batch          a batch on the legacy default stream
  *   too_many_descriptors  a batch of more than kvmem_fake_set_most_descriptors
  *   last_error            an error of ours left pending, or the caller's cleared or replaced
  *   current_device        the current device, or the capture mode, changed by a call
- *   foreign_context       a context made on a device for which nobody asked
+ *   foreign_context       a context made on a device for which nobody asked: one that is not
+ *                         allowed, or device 0, which a thread has that was never told, and that
+ *                         then shows by its next call of a device that it means another
  *   other_device          a call on a device that is not allowed
- *   unsafe_capture        an unsafe call, not in relaxed mode, while a stream captures
+ *   unsafe_capture        an unsafe call, not in relaxed mode, while a stream captures; also a look
+ *                         at an event of a capture that is going on
  *   blocking_stream       a stream made that the legacy default stream waits for
  *   after_exit            a call after the exit of the process has begun
  *   unknown_handle        a stream or event that does not exist, or no longer
