@@ -85,7 +85,7 @@ void add_after(Ordered& ordered, py::handle value) {
   }
   if (py::isinstance<Ready>(value)) return;
   if (py::isinstance<Transfer>(value)) {
-    ordered.transfers.push_back(value.cast<std::shared_ptr<Transfer>>());
+    ordered.transfers.push_back(value.cast<Shared<Transfer>>());
   } else if (py::isinstance<PyStream>(value)) {
     ordered.streams.push_back(value.cast<PyStream&>().stream.handle());
   } else if (py::isinstance<PyEvent>(value)) {

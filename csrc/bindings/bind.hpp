@@ -17,6 +17,8 @@
 #include "device/model_device.hpp"
 #include "offload/manager.hpp"
 
+PYBIND11_DECLARE_HOLDER_TYPE(T, kvmem::bindings::Shared<T>)
+
 namespace kvmem::bindings {
 
 namespace py = pybind11;
@@ -38,15 +40,22 @@ void bind_manager(py::module_& module);
 
 // ---- what Python objects hold ----
 
+// With a transfer go the events that it ran behind, and its manager if it was the last to hold it.
+template <>
+[[nodiscard]] inline bool may_wait_at_its_end(const Transfer& transfer) noexcept {
+  const auto& manager = transfer.job()->manager;
+  return calls_block(*manager->runtime()) || manager.use_count() == 1;
+}
+
 struct PyDevice {
-  std::shared_ptr<Runtime> runtime;
+  Shared<Runtime> runtime;
   std::shared_ptr<ModelDevice> model;  // null unless it is one: host and virtual
   ProcessMark mark = {};
 };
 
 struct PyStream;  // bind_device.cpp
 struct PyEvent {
-  PyEvent(std::shared_ptr<Runtime> device_runtime, Event own)
+  PyEvent(Shared<Runtime> device_runtime, Event own)
       : runtime(std::move(device_runtime)), event(std::move(own)) {}
   PyEvent(const PyEvent&) = delete;
   PyEvent& operator=(const PyEvent&) = delete;
@@ -55,28 +64,18 @@ struct PyEvent {
     const Event gone(std::move(event));
   }
 
-  std::shared_ptr<Runtime> runtime;
+  Shared<Runtime> runtime;
   Event event;
 };
 
 struct PyPool {
-  PyPool(std::shared_ptr<Runtime> device_runtime, std::shared_ptr<BlockPool> made)
-      : runtime(std::move(device_runtime)), pool(std::move(made)) {}
-  PyPool(const PyPool&) = delete;
-  PyPool& operator=(const PyPool&) = delete;
-  ~PyPool() {
-    if (pool.use_count() > 1) return;
-    const Unlocked unlocked;  // the kernel takes its time to unmap gigabytes
-    pool.reset();
-  }
-
-  std::shared_ptr<Runtime> runtime;
-  std::shared_ptr<BlockPool> pool;
-  ProcessMark mark;
+  Shared<Runtime> runtime;
+  Shared<BlockPool> pool;  // the kernel takes its time to unmap gigabytes
+  ProcessMark mark = {};
 };
 
 struct PyBlocks {
-  std::shared_ptr<Runtime> runtime;
+  Shared<Runtime> runtime;
   HostBlocks blocks;
   ProcessMark mark = {};
   [[nodiscard]] const HostBlocks& held() const {  // throws AlreadyReleased, Forked
@@ -118,7 +117,7 @@ namespace kvmem::bindings {
 struct Ordered {
   std::vector<StreamHandle> streams;
   std::vector<EventHandle> events;
-  std::vector<std::shared_ptr<Transfer>> transfers;
+  std::vector<Shared<Transfer>> transfers;
 };
 // Also a list of them, a Transfer, or READY.
 [[nodiscard]] Ordered after_argument(py::handle value);

@@ -69,9 +69,11 @@ std::unique_ptr<PyDevice> open_cuda(const cuda::Status& status, int ordinal, boo
   options.batch = batch;
   options.max_descriptors = max_descriptors;
   options.no_batch_drivers = std::move(no_batch_drivers);
-  const Unlocked unlocked;
-  return std::make_unique<PyDevice>(
-      PyDevice{Runtime::make(cuda::make_cuda_device(status.runtime, options)), nullptr});
+  auto runtime = [&] {
+    const Unlocked unlocked;
+    return Runtime::make(cuda::make_cuda_device(status.runtime, options));
+  }();
+  return std::make_unique<PyDevice>(PyDevice{std::move(runtime), nullptr});
 }
 
 void bind_status(py::module_& module) {

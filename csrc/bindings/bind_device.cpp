@@ -31,7 +31,7 @@ void drop_done_copies() {
   }
 }
 
-PyStream::PyStream(std::shared_ptr<Runtime> device_runtime, Stream own)
+PyStream::PyStream(Shared<Runtime> device_runtime, Stream own)
     : runtime(std::move(device_runtime)), stream(std::move(own)) {
   all_streams().insert(this);
 }
@@ -104,7 +104,7 @@ void PyStream::copy(const py::array& target, const py::array& source) {
 namespace {
 
 struct PyBuffer {
-  PyBuffer(std::shared_ptr<Runtime> device_runtime, std::size_t size)
+  PyBuffer(Shared<Runtime> device_runtime, std::size_t size)
       : runtime(std::move(device_runtime)), bytes(size) {
     const UnlockedIf unlocked(calls_block(*runtime));
     base = runtime->device().allocate(bytes);
@@ -117,7 +117,7 @@ struct PyBuffer {
   PyBuffer(const PyBuffer&) = delete;
   PyBuffer& operator=(const PyBuffer&) = delete;
 
-  std::shared_ptr<Runtime> runtime;
+  Shared<Runtime> runtime;
   ProcessMark mark;
   void* base = nullptr;
   std::size_t bytes;

@@ -51,20 +51,16 @@ py::object capsule_of(HostBlocks blocks, std::size_t row_bytes, dlpack::Device d
   return py::reinterpret_steal<py::object>(capsule);
 }
 
-dlpack::Device device_of(const PyBlocks& self) {
-  const bool pinned_by_cuda = self.held().pinned() && self.runtime->device().info().kind == "cuda";
-  return pinned_by_cuda ? dlpack::cuda_host : dlpack::cpu;
-}
-
 py::tuple pair_of(dlpack::Device device) { return py::make_tuple(device.type, device.id); }
 
-// Pinned memory is memory of the CPU's as well.
+// Pinned memory is the CPU's as well, and libraries say so of their own: torch takes no other.
 dlpack::Device device_argument(const PyBlocks& self, const py::object& wanted) {
-  const dlpack::Device own = device_of(self);
-  if (wanted.is_none() || wanted.equal(pair_of(own))) return own;
-  if (wanted.equal(pair_of(dlpack::cpu))) return dlpack::cpu;
-  throw py::buffer_error(text("dl_device is ", shown(wanted), ": host blocks stay on device ",
-                              shown(pair_of(own)), ", where they are"));
+  if (wanted.is_none() || wanted.equal(pair_of(dlpack::cpu))) return dlpack::cpu;
+  const bool pinned_by_cuda = self.held().pinned() && self.runtime->device().info().kind == "cuda";
+  if (pinned_by_cuda && wanted.equal(pair_of(dlpack::cuda_host))) return dlpack::cuda_host;
+  throw py::buffer_error(text("dl_device is ", shown(wanted),
+                              ": host blocks stay where they are, which is (1, 0)",
+                              pinned_by_cuda ? " or (3, 0)" : ""));
 }
 
 bool versioned_argument(const py::object& max_version) {
@@ -189,15 +185,22 @@ py::tuple read_dlpack(const py::object& capsule) {
 
 void bind_dlpack(py::module_& module) {
   using Type = LightType<PyBlocks>;
-  Type::def("__dlpack__", &exported, py::kw_only(), py::arg("stream") = py::none(),
-            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
-            py::arg("copy") = py::none(),
-            "uint8[count, block_bytes], zero-copy, for from_dlpack() of any library; the tensor\n"
-            "holds the blocks for as long as it lives. Raises BufferError for blocks that are not\n"
-            "evenly spaced, NotDone while a copy holds one of them.");
   Type::def(
-      "__dlpack_device__", [](const PyBlocks& self) { return pair_of(device_of(self)); },
-      "(3, 0), memory pinned by CUDA, or (1, 0), the CPU's.");
+      "__dlpack__", &exported, py::kw_only(), py::arg("stream") = py::none(),
+      py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
+      py::arg("copy") = py::none(),
+      "uint8[count, block_bytes], zero-copy, for from_dlpack() of any library; the tensor\n"
+      "holds the blocks for as long as it lives. It is on (1, 0), the CPU, pinned or not; on\n"
+      "(3, 0), memory pinned by CUDA, if `dl_device` asks for that and it is. Raises\n"
+      "BufferError for another `dl_device` and for blocks that are not evenly spaced, NotDone\n"
+      "while a copy holds one of them.");
+  Type::def(
+      "__dlpack_device__",
+      [](const PyBlocks& self) {
+        static_cast<void>(self.held());
+        return pair_of(dlpack::cpu);
+      },
+      "(1, 0), the CPU.");
   module.def("_read_dlpack", &read_dlpack, py::arg("capsule"));
 }
 

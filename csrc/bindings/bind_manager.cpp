@@ -7,12 +7,10 @@ const HostCopy& host_copy(py::handle value);  // bind_transfer.cpp
 
 namespace {
 
-std::shared_ptr<Manager> make_manager(const PyDevice& device, const KVLayout& layout,
-                                      const PyPool& pool, const py::object& max_queued_bytes,
-                                      const py::object& max_transfers,
-                                      const py::object& window_bytes,
-                                      const py::object& window_descriptors,
-                                      const py::object& max_reports, bool reaper, bool timeline) {
+Shared<Manager> make_manager(const PyDevice& device, const KVLayout& layout, const PyPool& pool,
+                             const py::object& max_queued_bytes, const py::object& max_transfers,
+                             const py::object& window_bytes, const py::object& window_descriptors,
+                             const py::object& max_reports, bool reaper, bool timeline) {
   ManagerConfig config;
   config.max_queued_bytes = size_argument("max_queued_bytes", max_queued_bytes);
   config.max_transfers = size_argument("max_transfers", max_transfers);
@@ -30,7 +28,17 @@ std::shared_ptr<Manager> make_manager(const PyDevice& device, const KVLayout& la
 // What a call asks for, and what it still waits for. Blocking and awaiting are two ways to get from
 // here to start().
 struct Draft {
-  std::shared_ptr<Manager> manager;
+  Draft(Shared<Manager> own_manager, TransferKind wanted)
+      : manager(std::move(own_manager)), kind(wanted) {}
+  Draft(const Draft&) = delete;
+  Draft& operator=(const Draft&) = delete;
+  ~Draft() {  // the device destroys events that were never seen done; none is left after start()
+    auto& events = request.after.events;
+    const UnlockedIf unlocked(!events.empty() && calls_block(*manager->runtime()));
+    events.clear();
+  }
+
+  Shared<Manager> manager;
   TransferKind kind;
   TransferRequest request;
   HostBlocks into;  // of an offload into blocks of the caller's
@@ -38,7 +46,7 @@ struct Draft {
   std::optional<HostCopy> source;
   std::optional<Admission> admission;
 
-  std::shared_ptr<Transfer> start() {
+  Shared<Transfer> start() {
     if (kind == TransferKind::restore)
       return manager->restore(std::move(request), *source, std::move(*admission));
     if (!into.empty())
@@ -74,12 +82,10 @@ void take_order(Draft& draft, const Ordered& order) {
   for (const auto& transfer : order.transfers) manager.add_transfer(draft.request.after, *transfer);
 }
 
-std::unique_ptr<Draft> draft_offload(const std::shared_ptr<Manager>& manager,
-                                     const py::object& blocks, const py::object& after,
-                                     const std::string& priority, const py::object& tag,
-                                     const py::object& into) {
-  auto draft = std::make_unique<Draft>(
-      Draft{manager, TransferKind::offload, {}, {}, std::nullopt, std::nullopt});
+std::unique_ptr<Draft> draft_offload(const Shared<Manager>& manager, const py::object& blocks,
+                                     const py::object& after, const std::string& priority,
+                                     const py::object& tag, const py::object& into) {
+  auto draft = std::make_unique<Draft>(manager, TransferKind::offload);
   draft->request.blocks = ids_argument("blocks", blocks);
   draft->request.priority = priority_argument(priority);
   draft->request.tag = tag_argument(tag);
@@ -91,12 +97,10 @@ std::unique_ptr<Draft> draft_offload(const std::shared_ptr<Manager>& manager,
   return draft;
 }
 
-std::unique_ptr<Draft> draft_restore(const std::shared_ptr<Manager>& manager,
-                                     const py::object& copy, const py::object& blocks,
-                                     const py::object& after, const std::string& priority,
-                                     const py::object& tag) {
-  auto draft = std::make_unique<Draft>(
-      Draft{manager, TransferKind::restore, {}, {}, std::nullopt, std::nullopt});
+std::unique_ptr<Draft> draft_restore(const Shared<Manager>& manager, const py::object& copy,
+                                     const py::object& blocks, const py::object& after,
+                                     const std::string& priority, const py::object& tag) {
+  auto draft = std::make_unique<Draft>(manager, TransferKind::restore);
   const HostCopy& held = host_copy(copy);
   draft->source.emplace(held.slice(0, held.blocks().size()));
   draft->request.blocks = ids_argument("blocks", blocks);
@@ -109,7 +113,7 @@ std::unique_ptr<Draft> draft_restore(const std::shared_ptr<Manager>& manager,
   return draft;
 }
 
-std::shared_ptr<Transfer> start_in_time(Draft& draft, const py::object& timeout) {
+Shared<Transfer> start_in_time(Draft& draft, const py::object& timeout) {
   const auto limit = timeout_argument(timeout);
   const Unlocked unlocked;
   if (!draft.manager->wait_for(*draft.admission, limit, signals()))
@@ -117,37 +121,36 @@ std::shared_ptr<Transfer> start_in_time(Draft& draft, const py::object& timeout)
   return draft.start();
 }
 
-std::shared_ptr<Transfer> try_start(Draft& draft) {  // null, and so None, at a bound
+Shared<Transfer> try_start(Draft& draft) {  // null, and so None, at a bound
   const Unlocked unlocked;
   // What is wanted may have come back and only not been seen yet.
   if (!draft.admission->has_room()) draft.manager->runtime()->advance();
-  return draft.admission->try_take() ? draft.start() : nullptr;
+  if (!draft.admission->try_take()) return {};
+  return draft.start();
 }
 
-std::shared_ptr<Transfer> offload(const std::shared_ptr<Manager>& self, const py::object& blocks,
-                                  const py::object& after, const std::string& priority,
-                                  const py::object& tag, const py::object& into,
-                                  const py::object& timeout) {
+Shared<Transfer> offload(const Shared<Manager>& self, const py::object& blocks,
+                         const py::object& after, const std::string& priority,
+                         const py::object& tag, const py::object& into, const py::object& timeout) {
   return start_in_time(*draft_offload(self, blocks, after, priority, tag, into), timeout);
 }
 
-std::shared_ptr<Transfer> try_offload(const std::shared_ptr<Manager>& self,
-                                      const py::object& blocks, const py::object& after,
-                                      const std::string& priority, const py::object& tag,
-                                      const py::object& into) {
+Shared<Transfer> try_offload(const Shared<Manager>& self, const py::object& blocks,
+                             const py::object& after, const std::string& priority,
+                             const py::object& tag, const py::object& into) {
   return try_start(*draft_offload(self, blocks, after, priority, tag, into));
 }
 
-std::shared_ptr<Transfer> restore(const std::shared_ptr<Manager>& self, const py::object& copy,
-                                  const py::object& blocks, const py::object& after,
-                                  const std::string& priority, const py::object& tag,
-                                  const py::object& timeout) {
+Shared<Transfer> restore(const Shared<Manager>& self, const py::object& copy,
+                         const py::object& blocks, const py::object& after,
+                         const std::string& priority, const py::object& tag,
+                         const py::object& timeout) {
   return start_in_time(*draft_restore(self, copy, blocks, after, priority, tag), timeout);
 }
 
-std::shared_ptr<Transfer> try_restore(const std::shared_ptr<Manager>& self, const py::object& copy,
-                                      const py::object& blocks, const py::object& after,
-                                      const std::string& priority, const py::object& tag) {
+Shared<Transfer> try_restore(const Shared<Manager>& self, const py::object& copy,
+                             const py::object& blocks, const py::object& after,
+                             const std::string& priority, const py::object& tag) {
   return try_start(*draft_restore(self, copy, blocks, after, priority, tag));
 }
 
@@ -256,7 +259,7 @@ void bind_manager(py::module_& module) {
   const auto kw = py::kw_only();
   const auto after = py::arg("after");
   const auto none = [](const char* name) { return py::arg(name) = py::none(); };
-  py::class_<Manager, std::shared_ptr<Manager>>(module, "Manager", py::dynamic_attr())
+  py::class_<Manager, Shared<Manager>>(module, "Manager", py::dynamic_attr())
       .def(py::init(&make_manager), py::arg("device"), py::arg("layout"), py::arg("pool"), kw,
            py::arg("max_queued_bytes"), py::arg("max_transfers"), py::arg("window_bytes"),
            py::arg("window_descriptors"), py::arg("max_reports"), py::arg("reaper"),
@@ -292,7 +295,8 @@ void bind_manager(py::module_& module) {
           py::arg("blocks"), "Those of the blocks that an unfinished transfer reads or writes.")
       .def("stats", &manager_stats,
            "Counts, bytes and delays by direction. A dict; every key names its unit.")
-      .def("timeline", &Manager::timeline, "list[TimelineRecord] of ended transfers, oldest first.")
+      .def("timeline", &Manager::timeline, py::call_guard<Unlocked>(),
+           "list[TimelineRecord] of ended transfers, oldest first.")
       .def("drain", &drain, none("timeout"),
            "Waits until nothing is unfinished; the report says whether it came to that.")
       .def(

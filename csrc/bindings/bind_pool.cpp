@@ -63,9 +63,11 @@ std::unique_ptr<PyPool> make_pool(const PyDevice& device, const py::object& bloc
     const Locked gil;
     return !progress(done, total).is(py::bool_(false));
   };
-  const Unlocked unlocked;
-  return std::make_unique<PyPool>(
-      device.runtime, std::make_shared<BlockPool>(device.runtime->device_ptr(), options));
+  auto pool = [&] {
+    const Unlocked unlocked;
+    return std::make_shared<BlockPool>(device.runtime->device_ptr(), options);
+  }();
+  return std::make_unique<PyPool>(PyPool{device.runtime, std::move(pool)});
 }
 
 std::optional<PyBlocks> try_acquire(const PyPool& self, const py::object& count) {
@@ -85,8 +87,11 @@ PyBlocks acquire(const PyPool& self, const py::object& count, const py::object& 
   const std::size_t wanted = size_argument("count", count);
   drop_done_copies();
   const auto deadline = self.runtime->deadline_after(timeout_argument(timeout));
-  const Unlocked unlocked;
-  return {self.runtime, self.runtime->acquire(*self.pool, wanted, deadline, signals())};
+  HostBlocks blocks = [&] {
+    const Unlocked unlocked;
+    return self.runtime->acquire(*self.pool, wanted, deadline, signals());
+  }();
+  return {self.runtime, std::move(blocks)};
 }
 
 // ---- the common case of both: one small number, and the blocks are there ----
@@ -183,8 +188,8 @@ py::array arena_view(const py::object& self) {
 
 // A place in the pool's queue, for awaiting.
 struct PyTicket {
-  std::shared_ptr<Runtime> runtime;
-  std::shared_ptr<BlockPool> pool;  // outlives the ticket
+  Shared<Runtime> runtime;
+  Shared<BlockPool> pool;  // outlives the ticket
   std::optional<PoolTicket> ticket;
   PoolTicket& held() {
     if (!ticket) throw AlreadyReleased("the ticket was dropped");

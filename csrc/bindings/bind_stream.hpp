@@ -21,7 +21,7 @@ struct PyStream {
     bool unguarded = false;  // it may run, and no event could be recorded behind it
   };
 
-  PyStream(std::shared_ptr<Runtime> device_runtime, Stream own);
+  PyStream(Shared<Runtime> device_runtime, Stream own);
   ~PyStream();
   PyStream(const PyStream&) = delete;
   PyStream& operator=(const PyStream&) = delete;
@@ -30,7 +30,7 @@ struct PyStream {
   using Copies = std::deque<std::unique_ptr<Copy>>;
   [[nodiscard]] Copies take_done() noexcept;  // to be dropped by the caller
 
-  std::shared_ptr<Runtime> runtime;
+  Shared<Runtime> runtime;
   Stream stream;
   Copies copies;
 };

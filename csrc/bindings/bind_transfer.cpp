@@ -36,7 +36,7 @@ namespace {
 
 // Python's HostCopy: the core's, and where its blocks are at home.
 struct PyCopy {
-  std::shared_ptr<Manager> manager;
+  Shared<Manager> manager;
   std::shared_ptr<HostCopy> copy;
 };
 
@@ -69,17 +69,18 @@ PyCopy item(const PyCopy& self, const py::object& index) {
 
 PyCopy concat(const py::sequence& copies) {
   KVMEM_EXPECTS(py::len(copies) > 0, "concat needs at least one host copy");
-  std::shared_ptr<Manager> manager;
+  Shared<Manager> manager;
   std::shared_ptr<const KVLayout> layout;
   std::vector<SlotIndex> slots;
   for (const py::object each : copies) {
     const HostCopy& copy = host_copy(each);
     const auto& its_manager = each.cast<PyCopy&>().manager;
-    if (!manager) {
+    if (manager.get() == nullptr) {
       manager = its_manager;
       layout = copy.layout_ptr();
     }
-    KVMEM_EXPECTS(its_manager == manager, "concat: the host copies are of different managers");
+    KVMEM_EXPECTS(its_manager.get() == manager.get(),
+                  "concat: the host copies are of different managers");
     const auto more = copy.blocks().slots();
     slots.insert(slots.end(), more.begin(), more.end());
   }
@@ -170,7 +171,7 @@ void bind_ends(py::module_& module) {
 void bind_transfer(py::module_& module) {
   bind_host_copy(module);
   bind_ends(module);
-  py::class_<Transfer, std::shared_ptr<Transfer>>(
+  py::class_<Transfer, Shared<Transfer>>(
       module, "Transfer", py::dynamic_attr(),
       "Interest in one offload or restore. Dropping it is always safe: the copy goes on, its "
       "blocks stay held until\n"

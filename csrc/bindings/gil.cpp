@@ -38,6 +38,8 @@ Locked::Locked() {
   }
 }
 
+bool has_gil() noexcept { return Py_IsInitialized() != 0 && PyGILState_Check() != 0; }
+
 void note_python_exits() noexcept {
   exiting_thread = std::this_thread::get_id();
   set_process_exiting();

@@ -172,8 +172,11 @@ Lane* CopyQueue::lane_for(CopyJob& job) {
 
 QueueWindow CopyQueue::budget(const Lane& lane) const noexcept {
   if (window_.eager) return {window_.bytes, window_.descriptors, true};
-  const std::size_t share = &lane == lanes_.front().get() ? 2 : 2 * (lanes - 1);
-  return {window_.bytes / share, std::max<std::size_t>(window_.descriptors / share, 1)};
+  const bool shared = &lane == lanes_.front().get();  // else what is there may wait long
+  const std::size_t share = shared ? 2 : 2 * (lanes - 1);
+  std::size_t descriptors = window_.descriptors / share;
+  if (!shared) descriptors = std::min(descriptors, events_->device().info().most_waiting_copies);
+  return {window_.bytes / share, std::max<std::size_t>(descriptors, 1)};
 }
 
 bool CopyQueue::take(const std::shared_ptr<CopyJob>& job, Lane& lane, Slice& slice) {

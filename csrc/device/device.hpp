@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -57,6 +58,8 @@ struct DeviceInfo {
   bool has_bytes = true;  // false: memory is addresses only, and copies move nothing
   // A call may wait for a driver: the GIL and the short locks are not held across one.
   bool calls_block = false;
+  // With more of them on a stream that waits, a submission may wait for the driver.
+  std::size_t most_waiting_copies = std::numeric_limits<std::size_t>::max();
   std::optional<int> numa_node;  // of the host memory that is closest to the device
 };
 

@@ -4,28 +4,34 @@ namespace kvmem {
 
 Event& Event::operator=(Event&& other) noexcept {
   if (this == &other) return *this;
-  if (pool_) pool_->give_back(handle_, done_ || !recorded_);
+  if (pool_) pool_->give_back(handle_, reusable());
   pool_ = std::move(other.pool_);
   handle_ = other.handle_;
   recorded_ = other.recorded_.load();
-  done_ = other.done_.load();
+  records_ = other.records_.load();
+  done_as_of_ = other.done_as_of_.load();
   return *this;
 }
 
 Event::~Event() {
-  if (pool_) pool_->give_back(handle_, done_ || !recorded_);
+  if (pool_) pool_->give_back(handle_, reusable());
 }
 
 void Event::record(StreamHandle stream) {
-  done_ = false;  // before, so that no query in between answers for the record to come
+  ++records_;
+  struct Ends {  // also where it throws: it may have been made
+    std::atomic<std::uint32_t>& records;
+    ~Ends() { ++records; }
+  } const ends{records_};
   pool_->device().record(handle_, stream);
   recorded_ = true;
 }
 
 EventState Event::query() noexcept {
-  if (done_) return EventState::done;
+  const std::uint32_t records = records_;  // before the device is asked: it may answer for those
+  if (done_as_of_ == records) return EventState::done;
   const EventState state = pool_->device().query(handle_);
-  if (state == EventState::done) done_ = true;
+  if (state == EventState::done) done_as_of_ = records;
   return state;
 }
 

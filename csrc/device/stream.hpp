@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -45,8 +46,8 @@ class EventPool;
 
 // One owner from acquire to observed completion. It goes back to its pool only if it was observed
 // done or never recorded: re-recording an event that somebody may still wait on would move the
-// wait. Recording, moving and destroying are for one thread at a time, with nobody querying;
-// query() is otherwise for any.
+// wait. Moving and destroying are for one thread alone; record() and query() for any. A query that
+// meets a record answers for that or for the one before.
 class Event {  // move-only
  public:
   Event() = default;
@@ -66,11 +67,15 @@ class Event {  // move-only
 
  private:
   friend class EventPool;
+  [[nodiscard]] bool reusable() const noexcept { return done_as_of_ == records_ || !recorded_; }
+
   std::shared_ptr<EventPool> pool_;
   EventHandle handle_ = 0;
   std::atomic<bool> recorded_{
       false};  // atomic: a guard, a later transfer and a wait_on may share one event
-  std::atomic<bool> done_{false};
+  // Goes on when a record begins, and when it ends: what a query learns is good while it stands.
+  std::atomic<std::uint32_t> records_{1};
+  std::atomic<std::uint32_t> done_as_of_{0};  // what it was when the last record was seen done
 };
 
 class EventPool : public std::enable_shared_from_this<EventPool> {

@@ -24,6 +24,8 @@ _IN_WHEELS = (
 def find() -> _core._CudaStatus:
     """Say whether CUDA can be used here; makes no context.
 
+    It initialises the driver in this process: children that it forks from then on cannot use CUDA.
+
     Raises DeviceUnavailable for a KVMEM_CUDART_PATH that is no CUDA runtime.
     """
     return _core._find_cuda(wheels())

@@ -75,6 +75,9 @@ def open_device(name: str = "auto", **options: Unpack[DeviceOptions]) -> Device:
     which. A CUDA that is there and cannot be used is no reason to fall back: that raises. "auto"
     takes the options of either.
 
+    Looking for CUDA, as "auto" and "cuda" do, initialises its driver in this process: children that
+    it forks from then on cannot use CUDA. `import kvmem` does not look.
+
     Of the host device:
     workers = 0: copy threads; 0 is one for each core, at most 4.
 

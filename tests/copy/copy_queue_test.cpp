@@ -41,6 +41,22 @@ TEST(CopyQueue, AllLanesTogetherStayWithinTheWindow) {
   EXPECT_EQ(bench.finished().size(), 5U);
 }
 
+// Else the thread that submits would wait in the driver, and with it what is ready.
+TEST(CopyQueue, AStreamThatWaitsGetsNoMoreCopiesThanItsDeviceTakes) {
+  QueueBench bench({.window = {1 << 20, 1000, false},
+                    .device = {.moves_bytes = false, .most_waiting_copies = 6}});
+  std::unique_ptr<Stall> stall;
+  bench.accept({.blocks = 100, .after = {bench.unreached(stall)}});
+  bench.pump();
+  EXPECT_EQ(bench.queue().in_flight().descriptors, 6U);
+  bench.accept({.blocks = 100});  // one that need not wait
+  bench.pump();
+  EXPECT_EQ(bench.queue().in_flight().descriptors, 106U);
+  stall->open();
+  bench.run_out();
+  EXPECT_EQ(bench.finished().size(), 2U);
+}
+
 // Public failure 91: a buffer was sized by tokens and filled with blocks.
 TEST(CopyQueue, TheWindowBoundsDescriptorsToo) {
   QueueBench bench({.window = {1 << 20, 8, false}});

@@ -151,10 +151,10 @@ TEST_P(FakeRules, HostMemoryUnmappedWhileItIsRegisteredIsSeenOnce) {
       }
     }
     EXPECT_EQ(gone, 1U);
+    EXPECT_EQ(synchronize(on), 0);
     EXPECT_EQ(unregister(victim.base()), 0);
     EXPECT_EQ(unregister(before.base()), 0);
     EXPECT_EQ(unregister(after.base()), 0);
-    EXPECT_EQ(synchronize(on), 0);
   }
   const Pages victim;
   ASSERT_EQ(register_(victim), 0);
@@ -465,7 +465,6 @@ TEST_P(FakeRules, AContextForWhichNobodyAskedIsSeen) {
 TEST_P(FakeRules, AContextThatAThreadMakesBesidesIsSeenWhenItMeansAnotherDevice) {
   fake.set_device_count(2);
   EXPECT_EQ(set_device(1), 0);
-  const Stream on = stream();
   const Event it = event();
   const auto exchange = [&] {
     cuda::CaptureMode mode = cuda::capture_relaxed;
@@ -508,7 +507,6 @@ TEST_P(FakeRules, AContextThatAThreadMakesBesidesIsSeenWhenItMeansAnotherDevice)
     EXPECT_FALSE(fake.has_context(0));
     expect_nothing();
   }).join();
-  static_cast<void>(on);
 }
 
 TEST_P(FakeRules, AContextOnADeviceThatIsNotAllowedIsSeen) {

@@ -31,7 +31,7 @@ void kvmem_fake_set_device_count(int count);
 /* 0: no driver: then counting devices gives 35. Before 12080: without batches (36), and without the
  * device of a stream. */
 void kvmem_fake_set_driver_version(int version);
-void kvmem_fake_set_count_error(int error);      /* 0: none */
+void kvmem_fake_set_count_error(int error); /* 0: none */
 void kvmem_fake_set_attribute(int device, int attribute, int value);
 void kvmem_fake_set_pci_bus_id(int device, const char* id);
 /* A kvmem::ModelDevice that outlives its use; before the device's first call. Its memory must be

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,6 +76,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without one, whatever this machine has."""
     none = SimpleNamespace(usability="no_device", absent=True, sentence="no GPU")
     monkeypatch.setattr(_cuda, "find", lambda: none)
+
+
+@pytest.fixture(scope="session")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tests build what they need of the fake CUDA runtime, once."""
+    return tmp_path_factory.mktemp("fakes")
 
 
 @pytest.fixture

@@ -15,14 +15,9 @@ import pytest
 from cuda_support import FAKE, fake_cudart, gated_cudart, run_cuda, start
 
 
-@pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fakes")
-
-
 @pytest.fixture(params=[12, 13])
-def fake(request: pytest.FixtureRequest, build: Path) -> Path:
-    return fake_cudart(request.param, build)
+def fake(request: pytest.FixtureRequest, fakes: Path) -> Path:
+    return fake_cudart(request.param, fakes)
 
 
 def run(fake: Path, script: str, **settings: object) -> dict[str, Any]:
@@ -376,40 +371,208 @@ def test_a_forked_child_makes_no_call_and_the_parent_works_on(fake: Path, leaves
 
 # ---- the GIL
 
-GATED = """
+GATES = """
     gates = ctypes.CDLL(os.environ["KVMEM_CUDART_PATH"])
-    device = kvmem.open_device("cuda")
-    held = {"buffer": device.alloc(4096), "stream": device.stream()}
-    held["event"] = held["stream"].record()
-    other = device.stream()
 
     def open_when_somebody_waits():
         while not gates.kvmem_gate_waiting():
             threading.Event().wait(0.001)
         gates.kvmem_gate_open()
 
-    calls = {
-        "alloc": lambda: device.alloc(4096),
-        "stream": device.stream,
-        "record": other.record,
-        "record again": lambda: held["event"].record(other),
-        "wait": lambda: other.wait(held["event"]),
-        "done": lambda: held["event"].done(),
-        "synchronize": lambda: other.synchronize(PATIENCE),
-        "the end of a buffer": lambda: held.pop("buffer"),
-        "the end of a stream": lambda: held.pop("stream"),
-    }
-    for name, call in calls.items():
+    def gated(function, call):
         thread = threading.Thread(target=open_when_somebody_waits)
-        gates.kvmem_gate_close()
+        gates.kvmem_gate_close(function.encode())
         thread.start()
         call()
         thread.join()
-    say(calls=len(calls), given_up=gates.kvmem_gate_given_up())
+
+    def device_with_an_event():  # which ends with the device's runtime
+        device = kvmem.open_device("cuda")
+        event = device.stream().record()
+        while not event.done():
+            threading.Event().wait(0.001)
+        return device
+
+    def never_ending():
+        fail("cudaEventQuery", 600, times=10**6)
 """
 
 
-def test_no_call_of_a_driver_is_made_with_the_gil(fake: Path, tmp_path: Path) -> None:
-    """Every call waits in the driver until another thread of Python's lets it go on."""
-    said = run(gated_cudart(fake, tmp_path), GATED)
-    assert said == {"calls": 9, "given_up": 0}
+@pytest.fixture
+def gates(fake: Path, tmp_path: Path) -> Path:
+    """Give the runtime whose every call waits until another thread of Python's lets it go on."""
+    return gated_cudart(fake, tmp_path)
+
+
+def run_gated(gates: Path, script: str) -> dict[str, Any]:
+    return run(gates, textwrap.dedent(GATES) + textwrap.dedent(script))
+
+
+def test_no_call_of_a_driver_is_made_with_the_gil(gates: Path) -> None:
+    said = run_gated(
+        gates,
+        """
+        from kvmem import _cuda
+
+        device = kvmem.open_device("cuda")
+        held = {"buffer": device.alloc(4096), "stream": device.stream()}
+        held["event"] = held["stream"].record()
+        other = device.stream()
+
+        def pool():
+            held["pool"] = kvmem.BlockPool(device, block_bytes=4096, capacity_bytes=4096)
+
+        calls = {
+            "find": ("cudaGetDeviceCount", _cuda.find),
+            "facts": ("cudaDeviceGetAttribute", lambda: _cuda.find().device_facts(0)),
+            "open": ("cudaMemGetInfo", lambda: kvmem.open_device("cuda")),
+            "alloc": ("*", lambda: device.alloc(4096)),
+            "stream": ("*", device.stream),
+            "record": ("*", other.record),
+            "record again": ("*", lambda: held["event"].record(other)),
+            "wait": ("*", lambda: other.wait(held["event"])),
+            "done": ("*", lambda: held["event"].done()),
+            "synchronize": ("*", lambda: other.synchronize(PATIENCE)),
+            "pool": ("cudaHostRegister", pool),
+            "release": ("cudaEventRecord", lambda: held["pool"].acquire(1).release(after=other)),
+            "the end of a buffer": ("*", lambda: held.pop("buffer")),
+            "the end of a stream": ("*", lambda: held.pop("stream")),
+        }
+        for function, call in calls.values():
+            gated(function, call)
+        say(calls=len(calls), given_up=gates.kvmem_gate_given_up())
+        """,
+    )
+    assert said == {"calls": 14, "given_up": 0}
+
+
+def test_no_transfer_calls_a_driver_with_the_gil(gates: Path) -> None:
+    said = run_gated(
+        gates,
+        """
+        cache = Cache()
+        blocks = cache.pool.acquire(BLOCKS - 1)
+        manager = kvmem.Manager(
+            cache.device, cache.layout, cache.pool, reaper=False, timeline=True
+        )
+        stream = cache.device.stream()
+        held = {}
+
+        def offload():
+            held["transfer"] = manager.offload([1], into=blocks[:1], after=stream)
+
+        never_ending()
+        ask = "cudaEventQuery"
+        calls = {
+            "offload": ("cudaEventRecord", offload),
+            "poll": (ask, manager.poll),
+            "drain": (ask, lambda: manager.drain(0)),
+            "result": (ask, lambda: refused(held["transfer"].result, kvmem.NotDone)),
+            "try_acquire": (ask, lambda: cache.pool.try_acquire(2)),
+            "export": (ask, lambda: refused(blocks[:1].__dlpack__, kvmem.NotDone)),
+            "what is not begun": (
+                "cudaEventDestroy", lambda: manager.try_offload([2, 3], after=stream)
+            ),
+            "wait": (
+                ask,
+                lambda: (fake.kvmem_fake_forget_faults(), held["transfer"].wait(PATIENCE)),
+            ),
+            "wait_on": ("cudaEventRecord", lambda: held["transfer"].wait_on(stream)),
+            "timeline": (ask, manager.timeline),
+            # What it ran behind was pending when it was submitted, and not asked again.
+            "the end of a transfer": ("cudaEventDestroy", lambda: held.pop("transfer")),
+        }
+        for function, call in calls.values():
+            gated(function, call)
+        say(calls=len(calls), given_up=gates.kvmem_gate_given_up())
+        """,
+    )
+    assert said == {"calls": 11, "given_up": 0}
+
+
+def test_who_lets_go_of_a_device_last_keeps_no_gil(gates: Path) -> None:
+    said = run_gated(
+        gates,
+        """
+        from kvmem import _core
+
+        def done(event):
+            while not event.done():
+                threading.Event().wait(0.001)
+            return event
+
+        def pool(device):
+            return kvmem.BlockPool(device, block_bytes=4096, capacity_bytes=4096)
+
+        lasts = {
+            "device": lambda device: device,
+            "stream": lambda device: device.stream(),
+            "event": lambda device: done(device.stream().record()),
+            "buffer": lambda device: device.alloc(4096),
+            "pool": pool,
+            "ticket": lambda device: pool(device)._enqueue(1, _core._WakeList(), 1),
+            "blocks": lambda device: pool(device).acquire(1),
+            "a view of a block": lambda device: pool(device).acquire(1)[0],
+        }
+        for make in lasts.values():
+            held = [make(device_with_an_event())]
+            gated("cudaEventDestroy", held.clear)
+        say(calls=len(lasts), given_up=gates.kvmem_gate_given_up())
+        """,
+    )
+    assert said == {"calls": 8, "given_up": 0}
+
+
+def test_who_lets_go_of_a_manager_last_keeps_no_gil(gates: Path) -> None:
+    said = run_gated(
+        gates,
+        """
+        cache = Cache()
+
+        def transfer(manager):
+            made = manager.offload([1], after=READY)
+            made.wait(PATIENCE)
+            return made
+
+        lasts = {
+            "manager": lambda manager: transfer(manager) and manager,
+            "transfer": transfer,
+            "host copy": lambda manager: transfer(manager).result(),
+            "draft": lambda manager: transfer(manager)
+            and manager._draft_offload([1], READY, "background", None, None),
+        }
+        for make in lasts.values():
+            held = [make(kvmem.Manager(cache.device, cache.layout, cache.pool, reaper=False))]
+            gated("cudaStreamDestroy", held.clear)
+        say(calls=len(lasts), given_up=gates.kvmem_gate_given_up(), quiet=cache.close())
+        """,
+    )
+    assert said == {"calls": 4, "given_up": 0, "quiet": True}
+
+
+def test_an_event_recorded_while_it_is_asked_counts_as_pending_again(gates: Path) -> None:
+    """The question has its answer, of the old record, and is held up on its way back."""
+    said = run_gated(
+        gates,
+        """
+        stream = kvmem.open_device("cuda").stream()
+        event = stream.record()
+        stream.synchronize(PATIENCE)
+        old = []
+        asks = threading.Thread(target=lambda: old.append(event.done()))
+        gates.kvmem_gate_close(b"cudaEventQuery")
+        asks.start()
+        while not gates.kvmem_gate_waiting():
+            threading.Event().wait(0.001)
+        never_ending()
+        event.record(stream)
+        gates.kvmem_gate_open()
+        asks.join()
+        new = event.done()
+        fake.kvmem_fake_forget_faults()
+        while not event.done():
+            threading.Event().wait(0.001)
+        say(old=old, new=new)
+        """,
+    )
+    assert said == {"old": [True], "new": False}

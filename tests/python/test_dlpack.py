@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,14 +83,19 @@ def test_memory_that_cuda_has_not_pinned_is_the_cpus(device: kvmem.Device, pin: 
     assert Taken(blocks.__dlpack__()).tensor.device_type == CPU
 
 
-def test_memory_that_cuda_has_pinned_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.getbasetemp() / "fake-cudart"
-    folder.mkdir(exist_ok=True)
+def test_memory_that_cuda_has_pinned_is_the_cpus_unless_it_is_asked_for(fakes: Path) -> None:
+    """As torch and CuPy say it: torch takes no other."""
     script = """
         import json
         import kvmem
         import numpy as np
         from dlpack_abi import Taken
+
+        def type_on(blocks, wanted):
+            try:
+                return Taken(blocks.__dlpack__(dl_device=wanted)).tensor.device_type
+            except BufferError as refused:
+                return str(refused)
 
         device = kvmem.open_device("cuda")
         said = {}
@@ -97,16 +103,32 @@ def test_memory_that_cuda_has_pinned_says_so(tmp_path_factory: pytest.TempPathFa
             pool = kvmem.BlockPool(device, block_bytes=4096, capacity_bytes=8192, pin=pin)
             blocks = pool.acquire(2)
             blocks[0][:], blocks[1][:] = 3, 4
-            wanted = (blocks.__dlpack_device__(), (1, 0))
-            types = [Taken(blocks.__dlpack__(dl_device=w)).tensor.device_type for w in wanted]
+            types = [type_on(blocks, wanted) for wanted in (None, (1, 0), (3, 0))]
             read = np.from_dlpack(blocks)[:, -1].tolist()
-            said[pin] = [blocks.__dlpack_device__(), types, read]
+            said[pin] = [pool.pinned, blocks.__dlpack_device__(), types, read]
         print(json.dumps(said))
     """
-    assert run_cuda(script, KVMEM_CUDART_PATH=fake_cudart(13, folder)) == {
-        "auto": [[CUDA_HOST, 0], [CUDA_HOST, CPU], [3, 4]],
-        "never": [[CPU, 0], [CPU, CPU], [3, 4]],
+    refused = "dl_device is (3, 0): host blocks stay where they are, which is (1, 0)"
+    assert run_cuda(script, KVMEM_CUDART_PATH=fake_cudart(13, fakes)) == {
+        "auto": [True, [CPU, 0], [CPU, CPU, CUDA_HOST], [3, 4]],
+        "never": [False, [CPU, 0], [CPU, CPU, refused], [3, 4]],
     }
+
+
+def test_torch_takes_them_pinned_by_cuda(fakes: Path) -> None:
+    pytest.importorskip("torch")
+    script = """
+        import json
+        import kvmem
+        import torch
+
+        device = kvmem.open_device("cuda")
+        pool = kvmem.BlockPool(device, block_bytes=4096, capacity_bytes=8192)
+        blocks = pool.acquire(2)
+        torch.from_dlpack(blocks)[1] = 5
+        print(json.dumps([pool.pinned, int(blocks[1].min())]))
+    """
+    assert run_cuda(script, KVMEM_CUDART_PATH=fake_cudart(13, fakes)) == [True, 5]
 
 
 def test_torch_takes_them(pool: kvmem.BlockPool) -> None:
@@ -514,6 +536,7 @@ def test_released_blocks_are_refused(pool: kvmem.BlockPool) -> None:
         ("copy", 1, kvmem.InvalidArgument),
         ("dl_device", (CUDA, 0), BufferError),
         ("dl_device", (CPU, 1), BufferError),
+        ("dl_device", (CUDA_HOST, 0), BufferError),
         ("dl_device", "cpu", BufferError),
         ("max_version", 1, kvmem.InvalidArgument),
         ("max_version", (1,), kvmem.InvalidArgument),

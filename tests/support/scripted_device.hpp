@@ -47,6 +47,7 @@ struct ScriptedOptions {
   // A thread that sleeps with `help` runs a copy, as on the host device.
   bool runs_in_sleep = false;
   std::size_t max_descriptors = 1 << 16;
+  std::size_t most_waiting_copies = 1 << 16;
 };
 
 class ScriptedDevice final : public ModelDevice {
@@ -57,6 +58,7 @@ class ScriptedDevice final : public ModelDevice {
     info_.name = "host";
     info_.needs_pinned_host = options.needs_pinned_host;
     info_.max_descriptors = options.max_descriptors;
+    info_.most_waiting_copies = options.most_waiting_copies;
   }
 
   // ---- the script ----

@@ -13,6 +13,13 @@ MemcpyAttributes in_stream_order{access_order_stream, {}, {}, 0};
 MemcpyAttributes at_any_time{access_order_any, {}, {}, 0};
 std::size_t first_copy = 0;  // that the one attribute holds for, and for all behind it
 
+constexpr int first_driver_with_batches = 12080;
+
+int driver_version(const Functions& call) {
+  int version = 0;
+  return call.driver_get_version(&version) == success ? version : 0;
+}
+
 int batch_arguments(const Functions& call) {
   if (call.memcpy_batch_12 != nullptr) return 9;
   return call.memcpy_batch_13 != nullptr ? 8 : 0;
@@ -35,6 +42,8 @@ Copies::Copies(const Cudart& runtime, const DeviceFacts& facts, const Options& o
     path_ = Path::runtime_without;
   else if (!facts.can_use_host_pointer.value_or(false))
     path_ = Path::host_pointers_differ;
+  else if (driver_version(runtime.call) < first_driver_with_batches)
+    path_ = Path::driver_too_old;
   else if (is_named(release_, options.no_batch_drivers))
     path_ = Path::driver_named;
 }
@@ -95,7 +104,7 @@ std::string Copies::path() const {
     case Path::driver_named:
       return text("one by one: driver ", release_, " is named in no_batch_drivers");
     case Path::driver_too_old:
-      return "one by one: the driver is too old for batches (error 36)";
+      return "one by one: the driver is too old for batches, before CUDA 12.8 (error 36)";
     case Path::driver_does_not_know:
       return "one by one: the driver does not support batches (error 801)";
   }

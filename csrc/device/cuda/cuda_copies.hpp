@@ -23,6 +23,7 @@ class Copies {
   Error submit(const Functions& call, const CopyDescriptors& batch, Direction direction,
                SourceAccess access, StreamHandle stream, std::size_t& failed) noexcept;
 
+  [[nodiscard]] bool in_batches() const noexcept { return path_.load() == Path::batch; }
   [[nodiscard]] std::string path() const;  // CudaDevice::copy_path()
 
  private:

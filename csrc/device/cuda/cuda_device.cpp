@@ -13,6 +13,7 @@ namespace kvmem::cuda {
 namespace {
 
 constexpr std::size_t most_descriptors = std::size_t{1} << 20;
+constexpr std::size_t most_waiting_copies = 512;  // the driver's queue of a stream has about 1000
 constexpr std::uintptr_t first_page = 4096;  // where nothing is: no handle of a stream or event
 
 class RuntimeDevice final : public CudaDevice {
@@ -89,6 +90,7 @@ RuntimeDevice::RuntimeDevice(std::shared_ptr<const Cudart> runtime, const Option
   info_.wakes_sleepers = false;
   info_.calls_block = true;
   info_.numa_node = facts_.numa_node;
+  if (!copies_.in_batches()) info_.most_waiting_copies = most_waiting_copies;
 }
 
 // ---- memory ----
