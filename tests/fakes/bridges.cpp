@@ -1,9 +1,7 @@
 // Waits of a stream for an event of another device. CUDA has them; but each device here has a model
 // of its own, which knows nothing of the others. So the stream waits for a gate of its own model,
-// which is opened once the event was reached. That must be seen: the fake looks whenever it is
-// called.
-#include <algorithm>
-
+// which is opened once the event was reached. That must be seen: by whoever asks for an event or
+// a stream.
 #include "fakes/state.hpp"
 
 namespace kvmem::fake {

@@ -8,7 +8,8 @@
  *
  * Each device stands on a ModelDevice: one that a test attached, whose clock and faults the test
  * controls; else a virtual device of the fake's own, which runs freely, in real time. A stream that
- * waits for an event of another device goes on only when the fake is called once that is reached.
+ * waits for an event of another device goes on only when the fake is asked for an event or a stream
+ * once that is reached.
  *
  * Environment, read when the library is loaded: KVMEM_FAKE_DEVICES (1), KVMEM_FAKE_DRIVER (the
  * runtime's own version; 0: no driver), KVMEM_FAKE_COUNT_ERROR (what cudaGetDeviceCount answers),

@@ -68,7 +68,6 @@ Error run_call(Call call, int device, const Work& work, bool* reached) noexcept 
   std::optional<Faults::Verdict> planned;
   Error error = cuda::success;
   try {
-    if (facts_of(call).needs == Needs::device) state.look_at_bridges();
     const State::Lock held = state.lock();
     planned = state.faults.next(call);
     if (facts_of(call).needs == Needs::device) state.flights.look_at_one();
