@@ -99,6 +99,8 @@ void kvmem_fake_fail(const char* function, int nth, int times, int error, int ha
                      static_cast<std::uint64_t>(std::max(times, 1)), {error, happens != 0});
 }
 
+void kvmem_fake_lose(int device) { lose(state(), device, kvmem::cuda::illegal_address); }
+
 void kvmem_fake_forget_faults() {
   const State::Lock held = state().lock();
   state().faults.forget();

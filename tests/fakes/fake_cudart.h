@@ -52,6 +52,8 @@ void kvmem_fake_forget_memory(const void* base);
  * the `times` - 1 behind it, answer `error`. With `happens` the call has its effect all the same.
  * A sticky error stays: every call behind it answers it. */
 void kvmem_fake_fail(const char* function, int nth, int times, int error, int happens);
+/* The model was lost by its test, not by a call: from now on every call answers 700. */
+void kvmem_fake_lose(int device);
 void kvmem_fake_forget_faults(void);
 unsigned long long kvmem_fake_calls(const char* function); /* so far; "*": of all */
 unsigned long long kvmem_fake_faults(void);                /* planned ones that have come */

@@ -49,14 +49,14 @@ Error attempt(State& state, Call call, const Work& work) noexcept {
   }
 }
 
+}  // namespace
+
 void lose(State& state, int device, Error error) {
   const State::Lock held = state.lock();
   FakeDevice& it = state.devices[device];
   if (it.lost_by == cuda::success) it.lost_by = error;
   if (it.model != nullptr) state.flights.forget(*it.model);
 }
-
-}  // namespace
 
 Error run_call(Call call, int device, const Work& work, bool* reached) noexcept {
   State& state = State::get();

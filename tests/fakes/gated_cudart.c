@@ -13,7 +13,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static const char* closed; /* to whom; null: it is open */
 static char name_of_closed[64];
-static int waiting, given_up;
+static int waiting;
 
 /* From now on calls of that function ("cudaEventQuery"; "*": of any below) wait, for at most 20
  * seconds. */
@@ -38,8 +38,6 @@ int kvmem_gate_waiting(void) { /* now */
   return now;
 }
 
-int kvmem_gate_given_up(void) { return given_up; } /* for whom nobody came */
-
 static int is_closed_to(const char* function) {
   return closed != NULL && (strcmp(closed, "*") == 0 || strcmp(closed, function) == 0);
 }
@@ -52,7 +50,6 @@ static void pass(const char* function) {
   ++waiting;
   while (is_closed_to(function) && pthread_cond_timedwait(&changed, &mutex, &until) == 0) {
   }
-  if (is_closed_to(function)) ++given_up;
   --waiting;
   pthread_mutex_unlock(&mutex);
 }

@@ -190,6 +190,8 @@ struct State {
 
 // ---- the frame ----
 
+void lose(State& state, int device, Error error);  // from now on each call answers that
+
 struct Work {
   Error (*run)(void* it);
   void* it;

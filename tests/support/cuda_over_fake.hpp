@@ -174,6 +174,7 @@ class CudaOverVirtual final : public CudaOver<VirtualDevice> {
   std::uint64_t faults() const override { return model().faults(); }
   void lose() override {
     model().lose();
+    fake().lose(0);
     progress().bump();
   }
   bool lost() const override { return model().lost(); }

@@ -92,6 +92,7 @@ class FakeCudart {
   KVMEM_FAKE_CONTROL(declare_staged);
   KVMEM_FAKE_CONTROL(forget_memory);
   KVMEM_FAKE_CONTROL(fail);
+  KVMEM_FAKE_CONTROL(lose);
   KVMEM_FAKE_CONTROL(forget_faults);
   KVMEM_FAKE_CONTROL(calls);
   KVMEM_FAKE_CONTROL(faults);
