@@ -44,7 +44,6 @@ EventPool::~EventPool() {
 
 Event EventPool::acquire() {
   mark_.expect_same_process("the device");  // the lock may be held for ever
-  mark_.expect_same_process("the device");
   Event event;
   {
     const std::lock_guard lock(mutex_);

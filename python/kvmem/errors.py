@@ -38,7 +38,7 @@ class Forked(KvmemError):
 
 
 class NotDone(KvmemError):
-    """The transfer has not ended."""
+    """The transfer has not ended, or a copy still holds the blocks."""
 
 
 class Cancelled(KvmemError):
