@@ -21,17 +21,30 @@ using cuda::Error;
 using cuda::Event;
 using cuda::Stream;
 
-// Whole pages that go by themselves.
+// Whole pages that go by themselves, between two that nobody uses: so a hole in them is one page,
+// which hardly anything fits into.
 class Pages {
  public:
   explicit Pages(std::size_t bytes = 4096, int value = 0) : bytes_(bytes) {
-    base_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base_ == MAP_FAILED) throw std::bad_alloc();
+    void* const all = mmap(nullptr, bytes + 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) throw std::bad_alloc();
+    base_ = static_cast<std::byte*>(all) + 4096;
+    mprotect(base_, bytes, PROT_READ | PROT_WRITE);
     std::memset(base_, value, bytes);
   }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
-  ~Pages() { munmap(base_, bytes_); }
+  ~Pages() {
+    munmap(at(0) - 4096, 4096);
+    for (std::size_t offset = 0; offset <= bytes_; offset += 4096) {
+      if (offset != gone_) munmap(at(offset), 4096);
+    }
+  }
+  // Once: somebody else may get the page.
+  void unmap_page(std::size_t offset) {
+    gone_ = offset;
+    munmap(at(offset), 4096);
+  }
 
   [[nodiscard]] void* base() const noexcept { return base_; }
   [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
@@ -42,6 +55,7 @@ class Pages {
  private:
   void* base_;
   std::size_t bytes_;
+  std::size_t gone_ = ~std::size_t{0};
 };
 
 // The arrays of a batch.

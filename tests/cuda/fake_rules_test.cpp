@@ -133,11 +133,11 @@ TEST_P(FakeRules, HostMemoryUnmappedWhileItIsRegisteredIsSeenOnce) {
   arrays.add(device, before.base(), 64);
   const auto expect_seen_once = [&](const char* what, std::size_t gone_page, auto&& look) {
     SCOPED_TRACE(what);
-    const Pages victim(3 * 4096);
+    Pages victim(3 * 4096);
     for (const Pages* const pages : {&before, &victim, &after}) ASSERT_EQ(register_(*pages), 0);
     for (int i = 0; i < 3; ++i) look();  // at one of them each time
     expect_nothing();
-    munmap(victim.at(gone_page * 4096), 4096);
+    victim.unmap_page(gone_page * 4096);
     std::size_t seen = 0;
     for (int i = 0; i < 6; ++i) {
       look();
@@ -155,9 +155,9 @@ TEST_P(FakeRules, HostMemoryUnmappedWhileItIsRegisteredIsSeenOnce) {
   expect_seen_once("cudaMemcpyAsync", 2,
                    [&] { EXPECT_EQ(copy(device, before.base(), 64, on), 0); });
   expect_seen_once("cudaMemcpyBatchAsync", 0, [&] { EXPECT_EQ(batch(arrays, on), 0); });
-  const Pages victim;
+  Pages victim;
   ASSERT_EQ(register_(victim), 0);
-  munmap(victim.base(), 4096);
+  victim.unmap_page(0);
   EXPECT_EQ(register_(before), 0);
   expect_violation("unmapped_registered");
 }

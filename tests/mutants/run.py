@@ -217,11 +217,21 @@ class Bench:
         return True, "caught by " + ", ".join(outcome.what for outcome in outcomes)
 
 
+def part(text: str) -> tuple[int, int]:
+    first, _, step = text.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part, such as 0/3")
+    return int(first), int(step)
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="run.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="NAME", help="mutants whose name contains NAME")
+    parser.add_argument(
+        "--part", metavar="I/N", type=part, default=(0, 1), help="every Nth from the Ith (from 0)"
+    )
     parser.add_argument("--work", metavar="DIR", type=Path, help="default: build/mutants")
     parser.add_argument("--jobs", metavar="N", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
@@ -235,7 +245,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def run_all(options: argparse.Namespace) -> int:
     begin = time.monotonic()
     patches = sorted((options.root / "tests" / "mutants").glob("*.patch"))
-    patches = [patch for patch in patches if (options.only or "") in patch.stem]
+    first, step = options.part
+    patches = [patch for patch in patches if (options.only or "") in patch.stem][first::step]
     if not patches:
         raise Broken("no such mutant")
     mutants = []
