@@ -134,7 +134,8 @@ TEST_P(FakeRules, HostMemoryUnmappedWhileItIsRegisteredIsSeenOnce) {
   const auto expect_seen_once = [&](const char* what, std::size_t gone_page, auto&& look) {
     SCOPED_TRACE(what);
     Pages victim(3 * 4096);
-    for (const Pages* const pages : {&before, &victim, &after}) ASSERT_EQ(register_(*pages), 0);
+    const Pages* const all[] = {&before, &victim, &after};
+    for (const Pages* const pages : all) ASSERT_EQ(register_(*pages), 0);
     for (int i = 0; i < 3; ++i) look();  // at one of them each time
     expect_nothing();
     victim.unmap_page(gone_page * 4096);
@@ -145,8 +146,7 @@ TEST_P(FakeRules, HostMemoryUnmappedWhileItIsRegisteredIsSeenOnce) {
     }
     EXPECT_EQ(seen, 1U);
     EXPECT_EQ(synchronize(on), 0);
-    for (const Pages* const pages : {&before, &victim, &after})
-      EXPECT_EQ(unregister(pages->base()), 0);
+    for (const Pages* const pages : all) EXPECT_EQ(unregister(pages->base()), 0);
   };
   expect_seen_once("kvmem_fake_leave", 0, [&] {
     fake.enter();
