@@ -144,7 +144,9 @@ TEST_P(FakeRules, HostMemoryUnmappedWhileItIsRegisteredIsSeenOnce) {
       look();
       seen += fake.take_violations().size();
     }
-    EXPECT_EQ(seen, 1U);
+    unsigned char state = 0;
+    const bool taken = mincore(victim.at(gone_page * 4096), 4096, &state) == 0;  // by somebody else
+    EXPECT_TRUE(seen == 1 || (seen == 0 && taken)) << seen;
     EXPECT_EQ(synchronize(on), 0);
     for (const Pages* const pages : all) EXPECT_EQ(unregister(pages->base()), 0);
   };

@@ -64,6 +64,12 @@ class BackgroundPinning : public ::testing::Test {
     device_->pins_take(second);
     device_->hold_pins();
   }
+  // The thread that pins may be about to leave: it holds the pool until then.
+  void TearDown() override {
+    device_->let_pins(1000);
+    pool_.reset();
+    EXPECT_TRUE(all_is_gone());
+  }
   void make(const PoolOptions& options) { pool_ = std::make_unique<BlockPool>(device_, options); }
   [[nodiscard]] bool has_begun_chunk(std::size_t number) const {  // so those before are handed out
     return comes_true([&] { return device_->pin_calls() >= number; });
