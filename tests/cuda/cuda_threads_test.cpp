@@ -162,6 +162,15 @@ TEST_P(CudaRegistration, WhatTheRuntimeDoesNotKnowBehindItIsRefused) {
   EXPECT_TRUE(device->unpin(host_.get(), page));
 }
 
+TEST_P(CudaRegistration, IsNotLookedAtWhereTheDeviceUsesTheHostsPageTables) {
+  fake_.set_attribute(1, pageable_memory_uses_host_page_tables, 1);
+  const auto device = second();
+  fake_.fail("cudaPointerGetAttributes", 1, 1, invalid_value, 0);
+  device->pin(host_.get(), page);
+  EXPECT_TRUE(device->unpin(host_.get(), page));
+  EXPECT_EQ(fake_.calls("cudaPointerGetAttributes"), 0U);
+}
+
 TEST_P(CudaRegistration, SaysWhetherMemoryIsStillRegistered) {
   const auto device = second();
   device->pin(host_.get(), page);

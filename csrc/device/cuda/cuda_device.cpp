@@ -138,7 +138,9 @@ void RuntimeDevice::register_memory(void* base, std::size_t bytes, unsigned flag
     throw CapacityError(text(info_.name, " cannot register host memory (attribute 99)"), shortage);
   const Error error = calls_.run([&](const Functions& call) {
     const Error result = call.host_register(base, bytes, flags);
-    if (result == success) return expect_registered(call, base);
+    // Where the device uses the host's page tables (Grace), registering locks nothing.
+    if (result == success && !facts_.uses_host_page_tables.value_or(false))
+      return expect_registered(call, base);
     // WSL says unknown where it means too much; a context that is gone says so to the next call
     // too.
     std::size_t free = 0, total = 0;
