@@ -21,6 +21,7 @@
 #include "support/declared_memory.hpp"
 #include "support/scripted_device.hpp"
 #include "support/stall.hpp"
+#include "support/wait_for.hpp"
 
 namespace kvmem::test {
 
@@ -141,7 +142,8 @@ class World {
 
   World(const World&) = delete;
   World& operator=(const World&) = delete;
-  // Lets everything end: what is never observed to end is leaked, and rightly so.
+  // Lets everything end: what is never observed to end is leaked, and rightly so. A reaper that was
+  // the last to hold the manager takes it apart; at the exit of the process it would leak it.
   ~World() {
     if (!manager_) return;
     auto* const scripted = dynamic_cast<ScriptedDevice*>(device_.get());
@@ -152,6 +154,9 @@ class World {
       quiet = manager_->drain(0.01, {});
     }
     EXPECT_TRUE(quiet) << "a test left something that never ends";
+    const std::weak_ptr<Manager> manager = std::exchange(manager_, nullptr);
+    const std::weak_ptr<BlockPool> pool = std::exchange(pool_, nullptr);
+    EXPECT_TRUE(comes_true([&] { return manager.expired() && pool.expired(); }));
   }
 
   [[nodiscard]] ModelDevice& device() { return *device_; }
