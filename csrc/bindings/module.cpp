@@ -12,5 +12,6 @@ PYBIND11_MODULE(_core, module) {
   kvmem::bindings::bind_layout(module);
   kvmem::bindings::bind_transfer(module);
   kvmem::bindings::bind_manager(module);
+  kvmem::bindings::bind_index(module);
   module.def("_set_exiting", &kvmem::bindings::note_python_exits);
 }

@@ -41,8 +41,10 @@ from .errors import (
     PoolExhausted,
     TimedOut,
 )
+from .index import Group, Index, Plan, Reservation, last
 from .layout import KVLayout
 from .manager import Manager
+from .policies import count_hits, hits_of
 from .pool import BlockPool
 
 __version__ = _core.__version__
@@ -68,21 +70,28 @@ __all__ = [
     "DeviceUnavailable",
     "Event",
     "Forked",
+    "Group",
     "HostBlocks",
     "HostCopy",
     "Incompatible",
+    "Index",
     "InvalidArgument",
     "KVLayout",
     "KvmemError",
     "Manager",
     "NotDone",
+    "Plan",
     "PoolExhausted",
     "Region",
     "Report",
+    "Reservation",
     "Stream",
     "TimedOut",
     "TimelineRecord",
     "Transfer",
+    "count_hits",
     "errors",
+    "hits_of",
+    "last",
     "open_device",
 ]

@@ -1,0 +1,91 @@
+// The keys of a call, in whatever form Python has them. With the GIL.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "base/check.hpp"
+#include "bindings/bind.hpp"
+#include "cache/index.hpp"
+
+namespace kvmem::bindings {
+
+void bind_policies(py::module_& module);
+
+// Where the keys of an argument are: a sequence of bytes objects, or one contiguous buffer. It
+// keeps neither alive: the argument does, for the call.
+class KeysArgument {
+ public:
+  // `known_bytes`: the length of the index's keys, 0 while there is none.
+  KeysArgument(py::handle keys, std::size_t known_bytes) {
+    if (PyList_Check(keys.ptr()) || PyTuple_Check(keys.ptr())) {
+      from_sequence(keys);
+      return;
+    }
+    KVMEM_EXPECTS(PyObject_CheckBuffer(keys.ptr()), "keys is ", shown(keys),
+                  ", neither a list of bytes nor a contiguous buffer");
+    from_buffer(keys, known_bytes);
+  }
+  KeysArgument(const KeysArgument&) = delete;
+  KeysArgument& operator=(const KeysArgument&) = delete;
+  ~KeysArgument() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+
+  [[nodiscard]] KeyPointers pointers() const noexcept { return {data_, count_}; }
+  [[nodiscard]] std::size_t key_bytes() const noexcept { return key_bytes_; }
+
+ private:
+  void make_room(std::size_t count) {
+    count_ = count;
+    data_ = near_.data();
+    if (count <= near_.size()) return;
+    far_.resize(count);
+    data_ = far_.data();
+  }
+
+  void from_sequence(py::handle keys) {
+    PyObject** const items = PySequence_Fast_ITEMS(keys.ptr());
+    make_room(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(keys.ptr())));
+    for (std::size_t i = 0; i < count_; ++i) {
+      KVMEM_EXPECTS(PyBytes_Check(items[i]), "keys[", i, "] is ", shown(items[i]), ", not bytes");
+      const auto bytes = static_cast<std::size_t>(PyBytes_GET_SIZE(items[i]));
+      if (i == 0) key_bytes_ = bytes;
+      KVMEM_EXPECTS(bytes == key_bytes_, "keys[", i, "] has ", bytes, " bytes, and keys[0] has ",
+                    key_bytes_, ": the keys of one index have one length");
+      data_[i] = reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(items[i]));
+    }
+  }
+
+  void from_buffer(py::handle keys, std::size_t known_bytes) {
+    if (PyObject_GetBuffer(keys.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) {
+      PyErr_Clear();
+      throw InvalidArgument(text("keys is ", shown(keys), ", which is not contiguous"));
+    }
+    const auto bytes = static_cast<std::size_t>(view_.len);
+    const auto item = static_cast<std::size_t>(view_.itemsize);
+    if (view_.ndim == 2 && view_.shape[0] > 0) {  // a row a key
+      key_bytes_ = static_cast<std::size_t>(view_.shape[1]) * item;
+    } else if (item > 1) {  // an item a key: NumPy's S32 and V32
+      key_bytes_ = item;
+    } else {
+      key_bytes_ = known_bytes;
+    }
+    if (bytes == 0) return;
+    KVMEM_EXPECTS(key_bytes_ > 0, "keys is one buffer of ", bytes,
+                  " bytes: the index must know its key_bytes, or each row must be a key");
+    KVMEM_EXPECTS(bytes % key_bytes_ == 0, "keys is a buffer of ", bytes,
+                  " bytes, no multiple of the ", key_bytes_, " of a key");
+    make_room(bytes / key_bytes_);
+    for (std::size_t i = 0; i < count_; ++i)
+      data_[i] = static_cast<const std::byte*>(view_.buf) + i * key_bytes_;
+  }
+
+  std::array<const std::byte*, 128> near_;
+  std::vector<const std::byte*> far_;
+  const std::byte** data_ = nullptr;
+  std::size_t count_ = 0, key_bytes_ = 0;
+  Py_buffer view_{};
+};
+
+}  // namespace kvmem::bindings

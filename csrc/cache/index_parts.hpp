@@ -1,0 +1,64 @@
+// What an index consists of; for its own sources.
+#pragma once
+
+#include "base/check.hpp"
+#include "cache/index.hpp"
+#include "cache/zeroed_array.hpp"
+
+namespace kvmem {
+
+struct Index::Group final : MayGo {
+  Group(const GroupOptions& options, GroupIndex own_number, EntryId first_entry, PolicyKind kind)
+      : number(own_number),
+        need(options.need),
+        slots(options.slots),
+        base(first_entry),
+        free_count(options.slots),
+        policy(make_policy(kind, options.slots)),
+        free_slots(options.slots) {
+    for (SlotIndex slot = 0; slot < slots; ++slot) free_slots[slots - 1 - slot] = slot;
+  }
+
+  bool operator()(EntryId slot) const noexcept override {
+    const EntryFacts& facts = entries->facts(base + slot);
+    return facts.state == EntryState::ready && facts.holds == 0;
+  }
+  // Slots that can be had now.
+  [[nodiscard]] std::size_t room() const noexcept { return free_count + evictable; }
+
+  GroupIndex number;
+  Need need;
+  SlotIndex slots;
+  EntryId base;  // the entry of slot 0
+  SlotIndex free_count;
+  // free_count + writing + ready + leaving = slots
+  SlotIndex writing = 0, ready = 0, leaving = 0, evictable = 0;
+  const Entries* entries = nullptr;
+  std::unique_ptr<Policy> policy;  // of what is found: writing or ready
+  ZeroedArray<SlotIndex> free_slots;
+};
+
+struct Index::Plan {
+  PlanId id = 0;
+  PlanKind kind = PlanKind::load;
+  bool live = false, begun = false, failed = false;
+  bool attaches = false;  // a load that waits for keys in flight
+  std::string owner;
+  std::size_t length = 0;  // of a load, in keys
+  Nanoseconds expires = 0;
+  std::vector<PlannedSlots> groups;
+  std::vector<bool> ended;  // by rank
+  std::size_t ranks_left = 0;
+  std::vector<std::byte> keys;  // of a load, where a shorter one may need other blocks
+};
+
+inline void reserve_room(PlannedSlots& slots, std::size_t count) {
+  slots.positions.reserve(count);
+  slots.slots.reserve(count);
+}
+
+inline Index::Group& Index::group_of(EntryId entry) noexcept {
+  return groups_[entries_->facts(entry).group];
+}
+
+}  // namespace kvmem

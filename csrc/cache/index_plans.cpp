@@ -1,0 +1,357 @@
+// Plans: what is reserved, begun and finished.
+#include <algorithm>
+#include <limits>
+
+#include "cache/index_parts.hpp"
+
+namespace kvmem {
+
+namespace {
+constexpr Nanoseconds never = std::numeric_limits<Nanoseconds>::max();
+constexpr double most_expiry_seconds = 1e9;
+}  // namespace
+
+// ---- what is found ----
+
+void Index::find_all(KeyPointers keys) const {
+  found_.resize(keys.size() * groups_.size());
+  for (const Group& group : groups_) {
+    Found* const found = found_.data() + group.number * keys.size();
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      found[i].hash = entries_->hash(keys[i], group.number);
+      entries_->prefetch_bucket(found[i].hash);
+    }
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const EntryId likely = entries_->prefetch_entry(found[i].hash);
+      if (likely >= group.base && likely - group.base < group.slots)
+        group.policy->prefetch(likely - group.base);
+    }
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      found[i].entry = entries_->find(found[i].hash, keys[i], group.number);
+  }
+}
+
+bool Index::usable(EntryId entry, bool with_writing) const noexcept {
+  if (entry == Entries::none) return false;
+  const EntryState state = entries_->facts(entry).state;
+  return state == EntryState::ready || state == EntryState::forgotten ||
+         (with_writing && state == EntryState::writing);
+}
+
+KeyRange Index::needed(const Need& need, std::size_t length) const noexcept {
+  const std::size_t count = need.kind == NeedKind::all     ? length
+                            : need.kind == NeedKind::state ? 1
+                                                           : need.count;
+  return {length - std::min(count, length), length};
+}
+
+// The longest length whose needs are all there, from what was found.
+std::size_t Index::usable_prefix(std::size_t keys, bool with_writing) const noexcept {
+  std::size_t longest = keys;
+  for (const Group& group : groups_) {
+    if (group.need.kind != NeedKind::all) continue;
+    const Found* const found = found_.data() + group.number * keys;
+    std::size_t here = 0;
+    while (here < longest && usable(found[here].entry, with_writing)) ++here;
+    longest = here;
+  }
+  for (bool agreed = false; !agreed;) {
+    agreed = true;
+    for (const Group& group : groups_) {
+      if (group.need.kind == NeedKind::all) continue;
+      const Found* const found = found_.data() + group.number * keys;
+      const KeyRange range = needed(group.need, longest);
+      for (std::size_t i = range.last; i-- > range.first;) {
+        if (usable(found[i].entry, with_writing)) continue;
+        longest = i;  // each longer one needs this one too
+        agreed = false;
+        break;
+      }
+    }
+  }
+  return longest;
+}
+
+// ---- plans ----
+
+Index::Plan* Index::new_plan(PlanKind kind, const std::string& owner, const GroupCounts& blocks,
+                             KeyPointers keys) {
+  if (free_plans_.empty()) {
+    if (plans_.size() == options_.max_plans) return nullptr;
+    free_plans_.reserve(plans_.size() + 1);
+    plans_.push_back(std::make_unique<Plan>());
+    plans_.back()->id = (std::uint64_t{1} << 32U) + plans_.size() - 1;
+    plans_.back()->groups.resize(groups_.size());
+    plans_.back()->ended.resize(options_.ranks);
+    free_plans_.push_back(static_cast<std::uint32_t>(plans_.size() - 1));
+  }
+  Plan& plan = *plans_[free_plans_.back()];
+  for (const Group& group : groups_) reserve_room(plan.groups[group.number], blocks[group.number]);
+  plan.keys.clear();
+  for (const std::byte* const key : keys)
+    plan.keys.insert(plan.keys.end(), key, key + entries_->key_bytes());
+  plan.owner = owner;
+  free_plans_.pop_back();  // nothing fails from here on
+  plan.kind = kind;
+  plan.live = true;
+  plan.begun = kind == PlanKind::store;
+  plan.failed = plan.attaches = false;
+  plan.length = 0;
+  plan.expires = never;
+  plan.ended.assign(options_.ranks, false);
+  plan.ranks_left = options_.ranks;
+  if (!plan.begun) ++reservations_;
+  return &plan;
+}
+
+// Its id is never given again: the high half counts.
+void Index::end_plan(Plan& plan) noexcept {
+  let_go_all(plan);
+  if (!plan.begun) --reservations_;
+  plan.live = false;
+  free_plans_.push_back(static_cast<std::uint32_t>(plan.id));  // has room for all plans
+  plan.id += std::uint64_t{1} << 32U;
+}
+
+void Index::let_go_all(Plan& plan) noexcept {
+  for (const Group& group : groups_) {
+    PlannedSlots& its = plan.groups[group.number];
+    for (const SlotIndex slot : its.slots) let_go(group.base + slot);
+    its.positions.clear();
+    its.slots.clear();
+  }
+}
+
+Index::Plan& Index::plan_of(PlanId id) {
+  mark_.expect_same_process("the index");
+  const std::size_t place = id & 0xFFFFFFFFU;
+  KVMEM_EXPECTS(place < plans_.size() && plans_[place]->live && plans_[place]->id == id, "plan ",
+                id, " does not exist or has ended");
+  return *plans_[place];
+}
+
+Index::Plan& Index::reservation_of(PlanId id) {
+  Plan& plan = plan_of(id);
+  KVMEM_EXPECTS(!plan.begun, "plan ", id, " is ",
+                plan.kind == PlanKind::store ? "that of a store" : "begun",
+                ", and only a reservation that was not begun can be changed or released");
+  return plan;
+}
+
+bool Index::any(const Plan& plan, EntryState state) const noexcept {
+  for (const Group& group : groups_) {
+    for (const SlotIndex slot : plan.groups[group.number].slots) {
+      if (entries_->facts(group.base + slot).state == state) return true;
+    }
+  }
+  return false;
+}
+
+// ---- load ----
+
+// Of those that were found; tail first, so that the head is the most recent one.
+void Index::hold_prefix(Plan& plan, std::size_t keys, std::size_t length) noexcept {
+  for (const Group& group : groups_) {
+    const Found* const found = found_.data() + group.number * keys;
+    PlannedSlots& its = plan.groups[group.number];
+    const KeyRange range = needed(group.need, length);
+    for (std::size_t i = range.first; i < range.last; ++i) {
+      hold(found[i].entry);
+      its.positions.push_back(static_cast<std::uint32_t>(i));
+      its.slots.push_back(found[i].entry - group.base);
+    }
+    for (std::size_t i = range.last; i-- > range.first;) {
+      if (entries_->facts(found[i].entry).state != EntryState::forgotten)
+        group.policy->touch(found[i].entry - group.base);
+    }
+  }
+  plan.length = length;
+}
+
+Reservation Index::reserve(KeyPointers keys, std::size_t key_bytes, const std::string& owner,
+                           Pending pending, std::optional<double> expires_seconds) {
+  if (expires_seconds) {
+    KVMEM_EXPECTS(*expires_seconds >= 0 && *expires_seconds <= most_expiry_seconds,
+                  "expires_seconds is ", *expires_seconds, ", which must be 0 to ",
+                  most_expiry_seconds);
+  }
+  Reservation result;
+  const std::lock_guard lock(mutex_);
+  mark_.expect_same_process("the index");
+  if (keys.empty()) return result;
+  expect_keys(key_bytes);
+  expire();
+  find_all(keys);
+  result.length = usable_prefix(keys.size(), false);
+  const std::size_t with_writing =
+      result.length < keys.size() ? usable_prefix(keys.size(), true) : result.length;
+  result.pending = with_writing > result.length;
+  if (pending == Pending::attach) result.length = with_writing;
+  counts_.keys_asked += keys.size();
+  counts_.keys_reserved += result.length;
+  counts_.keys_pending += with_writing - std::min(result.length, with_writing);
+  if (result.length == 0) return result;
+
+  GroupCounts blocks{};
+  blocks.fill(result.length);
+  Plan* const plan = new_plan(PlanKind::load, owner, blocks,
+                              keys.first(shortening_needs_keys_ ? result.length : 0));
+  if (plan == nullptr) {
+    ++counts_.refused;
+    throw PoolExhausted("the index has no place for another plan",
+                        {"plans", 1, 0, options_.max_plans, plans_.size(), 0});
+  }
+  plan->attaches = result.pending && pending == Pending::attach;
+  hold_prefix(*plan, keys.size(), result.length);
+  if (expires_seconds) {
+    plan->expires = options_.clock() + static_cast<Nanoseconds>(*expires_seconds * 1e9);
+    next_expiry_ = std::min(next_expiry_, plan->expires);
+  }
+  result.id = plan->id;
+  return result;
+}
+
+// What the plan holds is its own, whatever is found by now, unless its bytes never came.
+std::size_t Index::shorten(Plan& plan, std::size_t length) {
+  const std::size_t keys = std::min(plan.length, length);
+  if (shortening_needs_keys_) {
+    std::vector<const std::byte*> pointers(keys);
+    for (std::size_t i = 0; i < keys; ++i)
+      pointers[i] = plan.keys.data() + i * entries_->key_bytes();
+    find_all(pointers);
+  } else {
+    found_.assign(keys * groups_.size(), {});
+  }
+  for (const Group& group : groups_) {
+    const PlannedSlots& its = plan.groups[group.number];
+    for (std::size_t i = 0; i < its.slots.size() && its.positions[i] < keys; ++i)
+      found_[group.number * keys + its.positions[i]].entry = group.base + its.slots[i];
+  }
+  const std::size_t usable_keys = usable_prefix(keys, plan.attaches);
+  const std::vector<PlannedSlots> before = plan.groups;
+  for (PlannedSlots& its : plan.groups) {
+    its.positions.clear();
+    its.slots.clear();
+  }
+  hold_prefix(plan, keys, usable_keys);
+  for (const Group& group : groups_) {
+    for (const SlotIndex slot : before[group.number].slots) let_go(group.base + slot);
+  }
+  return usable_keys;
+}
+
+std::size_t Index::keep(PlanId reservation, std::size_t length) {
+  const std::lock_guard lock(mutex_);
+  Plan& plan = reservation_of(reservation);
+  if (length >= plan.length) return plan.length;
+  const std::size_t kept = shorten(plan, length);
+  if (kept == 0) end_plan(plan);
+  return kept;
+}
+
+std::optional<LoadPlan> Index::begin(PlanId reservation) {
+  const std::lock_guard lock(mutex_);
+  Plan& plan = reservation_of(reservation);
+  if (plan.attaches) {
+    if (any(plan, EntryState::failed)) static_cast<void>(shorten(plan, plan.length));
+    if (any(plan, EntryState::writing)) return std::nullopt;
+  }
+  LoadPlan result{plan.length, plan.groups};
+  if (plan.length == 0) {
+    end_plan(plan);
+    return result;
+  }
+  plan.begun = true;
+  --reservations_;
+  return result;
+}
+
+void Index::release(PlanId reservation) {
+  const std::lock_guard lock(mutex_);
+  end_plan(reservation_of(reservation));
+}
+
+void Index::expire() noexcept {
+  if (next_expiry_ == never || options_.clock() < next_expiry_) return;
+  const Nanoseconds now = options_.clock();
+  next_expiry_ = never;
+  for (const auto& plan : plans_) {
+    if (!plan->live || plan->begun || plan->expires == never) continue;
+    if (plan->expires > now) {
+      next_expiry_ = std::min(next_expiry_, plan->expires);
+    } else {
+      end_plan(*plan);
+      ++counts_.expired;
+    }
+  }
+}
+
+std::size_t Index::drop_owner(const std::string& owner) {
+  const std::lock_guard lock(mutex_);
+  mark_.expect_same_process("the index");
+  std::size_t ended = 0;
+  for (const auto& plan : plans_) {
+    if (!plan->live || plan->begun || plan->owner != owner) continue;
+    end_plan(*plan);
+    ++ended;
+  }
+  return ended;
+}
+
+// ---- the end ----
+
+bool Index::finish(PlanId id, std::size_t rank, bool ok) {
+  const std::lock_guard lock(mutex_);
+  KVMEM_EXPECTS(rank < options_.ranks, "rank is ", rank, ", and there are ", options_.ranks);
+  if (id == 0) return true;
+  Plan& plan = plan_of(id);
+  KVMEM_EXPECTS(plan.begun, "plan ", id, " was not begun, so nothing of it can have ended");
+  KVMEM_EXPECTS(!plan.ended[rank], "rank ", rank, " has finished plan ", id, " already");
+  plan.ended[rank] = true;
+  if (!ok && !plan.failed) {
+    plan.failed = true;
+    if (plan.kind == PlanKind::store) give_up(plan);
+  }
+  if (--plan.ranks_left > 0) return false;
+  settle(plan);
+  end_plan(plan);
+  return true;
+}
+
+// A store that failed on one rank is never published; others may store its keys at once.
+void Index::give_up(const Plan& plan) noexcept {
+  for (const Group& group : groups_) {
+    for (const SlotIndex slot : plan.groups[group.number].slots) {
+      const EntryId entry = group.base + slot;
+      if (entries_->facts(entry).state == EntryState::writing) remove_entry(entry);
+    }
+  }
+}
+
+// Every rank has ended: what arrived everywhere is readable.
+void Index::settle(const Plan& plan) noexcept {
+  std::uint64_t& failed =
+      plan.kind == PlanKind::store ? counts_.blocks_store_failed : counts_.blocks_load_failed;
+  for (Group& group : groups_) {
+    const PlannedSlots& its = plan.groups[group.number];
+    if (plan.kind == PlanKind::load || plan.failed) {
+      (plan.failed ? failed : counts_.blocks_loaded) += its.slots.size();
+      continue;
+    }
+    for (const SlotIndex slot : its.slots) {
+      const EntryId entry = group.base + slot;
+      EntryFacts& facts = entries_->facts(entry);
+      if (facts.state != EntryState::writing) {  // removed meanwhile
+        ++failed;
+        continue;
+      }
+      facts.state = EntryState::ready;
+      --group.writing;
+      ++group.ready;
+      ++counts_.blocks_published;
+      tell(IndexEvent::Kind::stored, entry);
+    }
+  }
+}
+
+}  // namespace kvmem
