@@ -1,0 +1,110 @@
+// The queue of a disk tier, its workers, and what is known of its health.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tier/slot_scan.hpp"
+
+namespace kvmem::detail {
+
+using DiskClock = std::chrono::steady_clock;
+
+struct DiskCall {
+  enum class Kind : std::uint8_t { read, write, erase };
+  Kind kind = Kind::read;
+  SlotHeader header;  // to be written, or expected
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
+  DiskDone done;
+  bool probe = false;  // a degraded tier's attempt
+  DiskClock::time_point queued;
+
+  [[nodiscard]] bool reads() const noexcept { return kind == Kind::read; }
+  [[nodiscard]] SlotIndex slot() const noexcept { return static_cast<SlotIndex>(header.slot); }
+};
+
+class DiskCore : public std::enable_shared_from_this<DiskCore> {
+ public:
+  explicit DiskCore(const DiskOptions& options);
+  void start();  // the workers, which hold the core; it is closed or abandoned after that
+
+  [[nodiscard]] std::vector<FoundSlot> take_found();
+  // With the call checked by itself. Takes it if it is accepted.
+  [[nodiscard]] DiskSubmit submit(DiskCall& call);
+  std::size_t expire();
+  [[nodiscard]] bool is_retired(SlotIndex slot) const;
+  [[nodiscard]] DiskStats stats() const;
+  DiskCloseReport close(std::chrono::nanoseconds within);
+  void abandon() noexcept;  // workers that did not end are on their own
+
+  [[nodiscard]] const DiskOptions& options() const noexcept { return options_; }
+  [[nodiscard]] const DiskGeometry& geometry() const noexcept { return geometry_; }
+
+ private:
+  struct SlotUse {
+    std::uint16_t readers = 0;
+    bool writing = false, retired = false;
+  };
+  struct Worker {
+    std::thread thread;
+    bool busy = false;  // with a call, since:
+    DiskClock::time_point since;
+  };
+  struct Ended {
+    DiskResult result;
+    std::string trouble;  // of a volume that could not be remade
+  };
+  // Put into words by stats() only: workers must not need memory to say that there is trouble.
+  struct Trouble {
+    const char* doing = nullptr;  // null: healthy
+    int error = 0;
+    std::string words;  // instead
+  };
+
+  void work(std::size_t number);
+  [[nodiscard]] bool next(std::size_t number, DiskCall& call);
+  [[nodiscard]] Ended execute(const DiskCall& call, HeaderBlock& block) noexcept;
+  [[nodiscard]] DiskResult read(Volume& volume, const DiskCall& call, HeaderBlock& block) const;
+  [[nodiscard]] DiskResult write(Volume& volume, const DiskCall& call, HeaderBlock& block) const;
+  [[nodiscard]] std::shared_ptr<Volume> volume() const;
+  [[nodiscard]] std::shared_ptr<Volume> remake(const Volume& former);
+
+  // With the lock held.
+  [[nodiscard]] DiskSubmit admit(DiskCall& call);
+  void settle(const DiskCall& call, Ended& ended) noexcept;
+  void settle_read(const DiskResult& result, SlotUse& use) noexcept;
+  void settle_write(const DiskCall& call, Ended& ended) noexcept;
+  void degrade(Trouble trouble) noexcept;
+  [[nodiscard]] bool is_stalled() const;
+  [[nodiscard]] std::size_t running() const;
+
+  // Without it.
+  void finish(DiskCall& call, Ended ended) noexcept;  // settles, and tells the caller
+
+  const DiskOptions options_;
+  const DiskGeometry geometry_;
+  std::shared_ptr<DiskCore> self_;  // until all workers have ended
+  mutable std::mutex mutex_;        // over what follows
+  std::condition_variable work_, quiet_;
+  std::shared_ptr<Volume> volume_;
+  std::vector<FoundSlot> found_;
+  std::vector<SlotUse> slots_;
+  std::deque<DiskCall> reads_, writes_;
+  std::vector<Worker> workers_;
+  std::size_t alive_ = 0;
+  bool closed_ = false;
+  std::uint64_t generation_ = 0;
+  Trouble trouble_;
+  bool probing_ = false;
+  DiskClock::time_point next_probe_;
+  DiskStats stats_;  // what stats() does not ask elsewhere
+};
+
+}  // namespace kvmem::detail

@@ -1,0 +1,91 @@
+// The folder of a disk tier, opened: its lock, its superblock, its slot files. Reads and writes
+// slots and says what the system said.
+//
+// A superblock names the geometry and a number drawn when the tier was made. Each slot header
+// carries that number, so a new superblock makes every older slot foreign at once and nothing has
+// to be wiped. Files get their size before the superblock changes and are never wiped: a crash
+// anywhere in between leaves the old tier or the new one.
+//
+// Any thread. Only open() throws.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tier/disk_slots.hpp"
+
+namespace kvmem::detail {
+
+struct DiskGeometry {
+  std::uint64_t block_bytes = 0;  // of payload, at most
+  std::uint64_t slot_bytes = 0;   // header and payload, whole pages
+  std::uint64_t slots_per_file = 0;
+  std::uint32_t slots = 0;
+
+  [[nodiscard]] static DiskGeometry of(const DiskOptions& options);  // throws as DiskSlots does
+  [[nodiscard]] std::size_t files() const noexcept {
+    return (slots + slots_per_file - 1) / slots_per_file;
+  }
+  [[nodiscard]] std::uint64_t bytes_of_file(std::size_t file) const noexcept {
+    return std::min<std::uint64_t>(slots_per_file, slots - file * slots_per_file) * slot_bytes;
+  }
+};
+
+class Volume {
+ public:
+  // `former`: the same folder's, whose lock is taken over while it is in place.
+  [[nodiscard]] static std::shared_ptr<Volume> open(const DiskOptions& options,
+                                                    const DiskGeometry& geometry,
+                                                    const Volume* former = nullptr);
+
+  // 0, the system's error number, or ENODATA where the file ends too early. What a signal cut
+  // short goes on, a shortage is tried again for some milliseconds, and where direct I/O is refused
+  // it is buffered from then on.
+  [[nodiscard]] int read(SlotIndex slot, HeaderBlock& header, std::byte* target,
+                         std::uint64_t target_bytes);
+  [[nodiscard]] int write(SlotIndex slot, const HeaderBlock& header, const std::byte* source,
+                          std::uint64_t source_bytes);
+  // Of slots that lie in one file behind one another, with their payload.
+  [[nodiscard]] int read_whole(SlotIndex first, std::size_t count, std::byte* target);
+
+  [[nodiscard]] int in_place(SlotIndex slot);
+  [[nodiscard]] int sync(SlotIndex slot);
+  [[nodiscard]] int sync_all();
+
+  [[nodiscard]] std::uint64_t tier() const noexcept { return tier_; }
+  [[nodiscard]] const DiskGeometry& geometry() const noexcept { return geometry_; }
+  [[nodiscard]] const std::string& why_empty() const noexcept { return why_empty_; }
+  [[nodiscard]] bool direct() const noexcept { return direct_; }
+  [[nodiscard]] std::string why_not_direct() const;
+
+ private:
+  Volume(const DiskOptions& options, const DiskGeometry& geometry);
+  [[nodiscard]] std::string path(const char* name) const;
+  [[nodiscard]] std::vector<std::string> enter_folder();
+  void take_lock(const Volume* former);
+  // Why the tier must begin empty; nothing if it need not.
+  [[nodiscard]] std::string read_superblock(const std::vector<std::string>& names);
+  void write_superblock();
+  void open_slot_files();
+  void grow_slot_files();
+  void remove_surplus(const std::vector<std::string>& names);
+  void go_buffered(const std::string& why);
+  [[nodiscard]] int move(bool writing, SlotIndex slot, std::span<iovec> parts);
+
+  const DiskGeometry geometry_;
+  const std::string folder_;
+  const std::shared_ptr<FileSystem> system_;
+  std::uint64_t tier_ = 0;
+  std::string why_empty_;
+  std::shared_ptr<DiskFile> lock_;
+  std::vector<std::unique_ptr<DiskFile>> files_;
+  std::atomic<bool> direct_{false};
+  mutable std::mutex mutex_;  // over what follows
+  std::string why_not_direct_;
+};
+
+}  // namespace kvmem::detail

@@ -1,0 +1,338 @@
+#include "tier/disk_slots.hpp"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+#include "support/child_process.hpp"
+#include "tier/disk_world.hpp"
+
+namespace kvmem::test {
+namespace {
+
+constexpr std::size_t block_bytes = 100 * 1000;  // no whole number of pages
+
+struct RealFiles : testing::TestWithParam<bool> {
+  Folder folder;
+  DiskOptions options{.path = folder.tier(),
+                      .block_bytes = block_bytes,
+                      .capacity_bytes = std::size_t{4} << 20,
+                      .key_bytes = key_bytes,
+                      .direct = GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(DirectAndBuffered, RealFiles, testing::Bool(),
+                         [](const auto& one) { return one.param ? "Direct" : "Buffered"; });
+
+std::size_t open_descriptors() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+// Public failure 121: the folder did not exist. Public failure 120: it shows what it wrote.
+TEST_P(RealFiles, WhatWasWrittenIsReadNowAndAfterAStart) {
+  std::vector<std::uint64_t> generations;
+  {
+    DiskSlots tier(options);
+    EXPECT_EQ(tier.stats().why_empty, "it is new");
+    EXPECT_EQ(tier.stats().direct || !tier.stats().why_not_direct.empty(), true);
+    Buffer buffer(block_bytes);
+    for (SlotIndex slot = 0; slot < tier.capacity(); ++slot) {
+      buffer.fill(slot, 0, block_bytes);
+      const DiskResult result =
+          write(tier, slot, record_of(key_of(slot), block_bytes, slot % 3), buffer.data());
+      ASSERT_EQ(result.outcome, DiskOutcome::ok);
+      generations.push_back(result.generation);
+    }
+    EXPECT_EQ(tier.stats().writes.bytes, tier.capacity() * block_bytes);
+  }
+  DiskSlots tier(options);
+  const std::vector<FoundSlot> found = tier.take_found();
+  ASSERT_EQ(found.size(), tier.capacity());
+  EXPECT_EQ(tier.stats().recovered, tier.capacity());
+  EXPECT_TRUE(tier.take_found().empty());
+  Buffer buffer(block_bytes);
+  for (SlotIndex slot = 0; slot < tier.capacity(); ++slot) {  // oldest first
+    EXPECT_EQ(found[slot].slot, slot);
+    EXPECT_EQ(found[slot].key, key_of(slot));
+    EXPECT_EQ(found[slot].group, slot % 3);
+    EXPECT_EQ(found[slot].generation, generations[slot]);
+    ASSERT_EQ(read(tier, slot, record_of(found[slot].key, block_bytes, slot % 3),
+                   found[slot].generation, buffer.data())
+                  .outcome,
+              DiskOutcome::ok);
+    EXPECT_TRUE(buffer.holds(slot, 0, block_bytes));
+  }
+  EXPECT_GT(write(tier, 0, record_of(key_of(0), block_bytes), buffer.data()).generation,
+            generations.back());
+}
+
+// Public failure 109: it fills the disk. Public failure 111: descriptors leak.
+TEST_P(RealFiles, FilesAndDescriptorsStayAsTheyWereMade) {
+  DiskSlots tier(options);
+  const auto bytes = [&] {
+    std::uintmax_t sum = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(options.path))
+      sum += entry.file_size();
+    return sum;
+  };
+  const auto bytes_before = bytes();
+  const auto descriptors_before = open_descriptors();
+  EXPECT_LE(bytes_before, options.capacity_bytes + 2 * disk_page_bytes);
+  Buffer buffer(block_bytes);
+  for (unsigned i = 0; i < 200; ++i)
+    ASSERT_EQ(
+        write(tier, i % tier.capacity(), record_of(key_of(i), block_bytes), buffer.data()).outcome,
+        DiskOutcome::ok);
+  EXPECT_EQ(bytes(), bytes_before);
+  EXPECT_EQ(open_descriptors(), descriptors_before);
+}
+
+// Public failure 119: too many open files.
+TEST_P(RealFiles, AShortageOfDescriptorsHurtsNoRead) {
+  EXPECT_TRUE(true_in_child([&] {
+    DiskSlots tier(options);
+    Buffer buffer(block_bytes);
+    const DiskResult put = write(tier, 3, record_of(key_of(3), block_bytes), buffer.data());
+    const rlimit none{3, 3};
+    if (setrlimit(RLIMIT_NOFILE, &none) != 0 || dup(0) >= 0) return false;
+    for (int i = 0; i < 200; ++i)
+      if (read(tier, 3, record_of(key_of(3), block_bytes), put.generation, buffer.data()).outcome !=
+          DiskOutcome::ok)
+        return false;
+    return true;
+  }));
+}
+
+TEST_P(RealFiles, OneTierAtATimeHasTheFolder) {
+  const auto refused = [&](const std::string& by) {
+    try {
+      DiskSlots second(options);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what()).find("in use by process " + by) != std::string::npos;
+    }
+    return false;
+  };
+  {
+    DiskSlots tier(options);
+    const std::string us = std::to_string(getpid());
+    EXPECT_TRUE(refused(us));
+    EXPECT_TRUE(true_in_child([&] { return refused(us); }));
+  }
+  EXPECT_NO_THROW(DiskSlots{options});
+}
+
+TEST_P(RealFiles, AForkedChildCannotUseItAndHarmsNothing) {
+  DiskSlots tier(options);
+  Buffer buffer(block_bytes);
+  EXPECT_TRUE(true_in_child([&] {
+    try {
+      static_cast<void>(tier.stats());
+      return false;
+    } catch (const Forked&) {
+    }
+    tier.~DiskSlots();
+    return true;
+  }));
+  EXPECT_EQ(write(tier, 0, record_of(key_of(0), block_bytes), buffer.data()).outcome,
+            DiskOutcome::ok);
+}
+
+TEST_P(RealFiles, ATierOfAnotherCapacityKeepsWhatStillFits) {
+  options.file_bytes = 1 << 20;  // several files
+  const std::size_t whole = options.capacity_bytes;
+  Buffer buffer(block_bytes);
+  {
+    DiskSlots tier(options);
+    for (SlotIndex slot = 0; slot < tier.capacity(); ++slot)
+      ASSERT_EQ(write(tier, slot, record_of(key_of(slot), block_bytes), buffer.data()).outcome,
+                DiskOutcome::ok);
+  }
+  options.capacity_bytes = whole / 3;
+  std::size_t kept = 0;
+  {
+    DiskSlots tier(options);
+    kept = tier.capacity();
+    EXPECT_EQ(tier.take_found().size(), kept);
+    EXPECT_FALSE(std::filesystem::exists(options.path + "/slots-0003.kv"));
+  }
+  options.capacity_bytes = whole;
+  DiskSlots tier(options);
+  EXPECT_GT(tier.capacity(), kept);
+  EXPECT_EQ(tier.take_found().size(), kept);
+}
+
+// Public failure 121: whatever is wrong with the path is said when it is opened.
+TEST_P(RealFiles, APathThatCannotBeATierIsRefused) {
+  const auto refuses = [&](const std::string& path) {
+    options.path = path;
+    try {
+      DiskSlots tier(options);
+    } catch (const InvalidArgument&) {
+      return true;
+    }
+    return false;
+  };
+  std::ofstream(folder.path() + "/file") << "text";
+  EXPECT_TRUE(refuses(folder.path() + "/file"));
+  EXPECT_TRUE(refuses(folder.path() + "/file/below"));
+  EXPECT_TRUE(refuses(folder.path()));  // holds a file that is none of ours
+  EXPECT_TRUE(refuses(""));
+  if (geteuid() == 0) {
+    const std::string theirs = folder.path() + "/theirs";
+    std::filesystem::create_directory(theirs);
+    ASSERT_EQ(chown(theirs.c_str(), 12345, 12345), 0);
+    EXPECT_TRUE(refuses(theirs));
+  }
+  EXPECT_FALSE(refuses(folder.path() + "/made/in/between/"));
+}
+
+TEST_P(RealFiles, MoreThanTheFileSystemHasIsRefusedBeforeItIsFilled) {
+  options.block_bytes = std::size_t{1} << 20;
+  options.capacity_bytes = std::size_t{1} << 46;
+  options.file_bytes = std::size_t{1} << 43;
+  try {
+    DiskSlots tier(options);
+    FAIL();
+  } catch (const CapacityError& error) {
+    EXPECT_GT(error.shortage.wanted, error.shortage.free);
+    EXPECT_GT(error.shortage.free, 0U);
+  }
+  EXPECT_FALSE(std::filesystem::exists(options.path + "/slots-0000.kv"));
+}
+
+TEST(DiskSlotsOptions, AreRefusedByName) {
+  World world;
+  const auto refusal = [&](auto change) {
+    DiskOptions options = world.options;
+    change(options);
+    try {
+      DiskSlots tier(options);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("taken");
+  };
+  using O = DiskOptions;
+  EXPECT_NE(refusal([](O& o) { o.block_bytes = 0; }).find("block_bytes is 0"), std::string::npos);
+  EXPECT_NE(refusal([](O& o) { o.key_bytes = 65; }).find("key_bytes is 65"), std::string::npos);
+  EXPECT_NE(refusal([](O& o) { o.key_bytes = 0; }).find("key_bytes is 0"), std::string::npos);
+  EXPECT_NE(refusal([](O& o) { o.workers = 0; }).find("workers is 0"), std::string::npos);
+  EXPECT_NE(refusal([](O& o) { o.max_queued = 0; }).find("max_queued"), std::string::npos);
+  EXPECT_EQ(refusal([](O&) {}), "taken");
+  world.options.capacity_bytes = World::payload + disk_page_bytes - 1;
+  try {
+    world.open();
+    FAIL();
+  } catch (const CapacityError& error) {
+    EXPECT_EQ(error.shortage.wanted, World::payload + disk_page_bytes);
+  }
+}
+
+TEST(DiskSlotsCalls, ThatCannotBeRightAreRefusedAndChangeNothing) {
+  World world;
+  DiskSlots& tier = world.open();
+  const DiskKey key = key_of(1);
+  const DiskRecord good = record_of(key, World::payload);
+  std::byte* const data = world.buffer.data();
+  EXPECT_THROW((void)tier.try_write(20, good, data, nullptr), InvalidArgument);
+  EXPECT_THROW((void)tier.try_erase(20, nullptr), InvalidArgument);
+  EXPECT_THROW((void)tier.try_write(0, record_of(key, World::payload + 1), data, nullptr),
+               InvalidArgument);
+  EXPECT_THROW((void)tier.try_write(0, record_of(key, 0), data, nullptr), InvalidArgument);
+  EXPECT_THROW(
+      (void)tier.try_write(0, {.key = std::span(key.bytes), .payload_bytes = 8}, data, nullptr),
+      InvalidArgument);
+  // Public failure 108: less aligned than it must be.
+  EXPECT_THROW((void)tier.try_write(0, good, data + 64, nullptr), InvalidArgument);
+  EXPECT_THROW((void)tier.try_read(0, good, 1, data + 64, nullptr), InvalidArgument);
+  EXPECT_THROW((void)tier.try_read(0, good, 1, nullptr, nullptr), InvalidArgument);
+  EXPECT_EQ(tier.stats().writes.calls, 0);
+  EXPECT_EQ(world.put(0).generation, 1);
+}
+
+TEST(DiskSlotsCalls, ReadFromASlotThatWasNeverWrittenMiss) {
+  World world;
+  world.open();
+  EXPECT_EQ(world.get(0, 1).outcome, DiskOutcome::empty);
+}
+
+TEST(DiskSlotsCalls, AnErasedSlotIsEmptyNowAndAfterAStart) {
+  World world;
+  DiskSlots& tier = world.open();
+  const std::uint64_t generation = world.put(2).generation;
+  Ended ended;
+  ASSERT_EQ(tier.try_erase(2, ended.done()), DiskSubmit::accepted);
+  EXPECT_EQ(ended.wait_for(1)[0].outcome, DiskOutcome::ok);
+  EXPECT_EQ(world.get(2, generation).outcome, DiskOutcome::empty);
+  EXPECT_TRUE(world.open().take_found().empty());
+}
+
+// Public failure 118: one key, stored twice.
+TEST(DiskSlotsRecovery, OfAKeyInTwoSlotsOnlyTheLatestIsFound) {
+  World world;
+  DiskSlots& tier = world.open();
+  const DiskKey key = key_of(1);
+  for (const SlotIndex slot : {8U, 3U, 5U, 0U})
+    ASSERT_EQ(
+        write(tier, slot, record_of(key, World::payload, slot == 0), world.buffer.data()).outcome,
+        DiskOutcome::ok);
+  const std::vector<FoundSlot> found = world.open().take_found();
+  ASSERT_EQ(found.size(), 2);
+  EXPECT_EQ(found[0].slot, 5);
+  EXPECT_EQ(found[1].slot, 0);  // of another group
+  EXPECT_EQ(world.tier->stats().superseded, 2);
+}
+
+// Public failure 117: begin empty, and nothing of what was is there.
+TEST(DiskSlotsRecovery, IsSkippedOnRequest) {
+  World world;
+  world.open();
+  const std::uint64_t generation = world.put(1).generation;
+  world.options.keep = false;
+  EXPECT_TRUE(world.open().take_found().empty());
+  EXPECT_EQ(world.tier->stats().why_empty, "asked for");
+  EXPECT_EQ(world.get(1, generation).outcome, DiskOutcome::foreign_tier);
+}
+
+TEST(DiskSlotsRecovery, ReportsProgressAndIsCancelled) {
+  World world;
+  std::vector<std::size_t> seen;
+  world.options.progress = [&](std::size_t done, std::size_t total) {
+    EXPECT_EQ(total, 20);
+    seen.push_back(done);
+    return true;
+  };
+  world.open();
+  EXPECT_FALSE(seen.empty());
+  world.options.progress = [](std::size_t, std::size_t) { return false; };
+  EXPECT_THROW(world.open(), Cancelled);
+  world.options.progress = [](std::size_t, std::size_t) -> bool { throw NotDone("a signal"); };
+  world.options.capacity_bytes = 2000 * (World::payload + disk_page_bytes);  // several threads
+  EXPECT_THROW(world.open(), NotDone);
+  world.options.progress = nullptr;
+  EXPECT_NO_THROW(world.open());
+}
+
+TEST(DiskSlotsRecovery, OfManySmallSlotsFindsEachOfThem) {
+  World world;
+  world.options.block_bytes = 4096;
+  world.options.capacity_bytes = 3000 * 8192;
+  world.options.file_bytes = 1000 * 8192 - 4096;  // pieces end in the middle of files
+  DiskSlots& tier = world.open();
+  ASSERT_EQ(tier.capacity(), 3000);
+  for (SlotIndex slot = 0; slot < 3000; slot += 7)
+    ASSERT_EQ(write(tier, slot, record_of(key_of(slot), 4096), world.buffer.data()).outcome,
+              DiskOutcome::ok);
+  const std::vector<FoundSlot> found = world.open().take_found();
+  ASSERT_EQ(found.size(), 3000 / 7 + 1);
+  for (const FoundSlot& one : found) EXPECT_EQ(one.key, key_of(one.slot));
+}
+
+}  // namespace
+}  // namespace kvmem::test
