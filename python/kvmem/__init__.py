@@ -44,6 +44,7 @@ from .errors import (
 from .index import Group, Index, Plan, Reservation, last
 from .layout import KVLayout
 from .manager import Manager
+from .manifest import Difference, Manifest
 from .policies import count_hits, hits_of
 from .pool import BlockPool
 
@@ -68,6 +69,7 @@ __all__ = [
     "DeviceBuffer",
     "DeviceLost",
     "DeviceUnavailable",
+    "Difference",
     "Event",
     "Forked",
     "Group",
@@ -79,6 +81,7 @@ __all__ = [
     "KVLayout",
     "KvmemError",
     "Manager",
+    "Manifest",
     "NotDone",
     "Plan",
     "PoolExhausted",

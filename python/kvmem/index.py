@@ -60,8 +60,9 @@ class Index(_core.Index):
     max_plans: plans and reservations that are not finished, at most.
     max_events: events that wait for take_events(), at most; 0 makes none.
 
-    Keys are a list or tuple of bytes, a NumPy array of rows of bytes, or one contiguous buffer where
-    key_bytes is known. A key that stands twice in one call is one block. Raises InvalidArgument.
+    Keys are a list or tuple of bytes, a NumPy array of rows of bytes, or one contiguous buffer
+    where key_bytes is known. A key that stands twice in one call is one block. Raises
+    InvalidArgument.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Index(_core.Index):
         max_plans: SupportsIndex = 1 << 16,
         max_events: SupportsIndex = 0,
     ) -> None:
-        described = []
+        described: list[tuple[str, object, SupportsIndex]] = []
         for group in [Group("full")] if groups is None else groups:
             if not isinstance(group, Group):
                 raise InvalidArgument(f"groups has {shown(group)}, which is no Group")

@@ -40,7 +40,9 @@ def hits_of(
     values: ArrayLike | None = None,
 ) -> NDArray[np.bool_]:
     """Tell of each access whether it hits: bool[len(keys)]. As count_hits() otherwise."""
-    each: NDArray[np.bool_] = _core.policy_hits(policy, capacity, _keys(keys), _values(values), True)
+    each: NDArray[np.bool_] = _core.policy_hits(
+        policy, capacity, _keys(keys), _values(values), True
+    )
     return each
 
 

@@ -94,6 +94,7 @@ TEST(Index, WhatIsReservedIsNotEvictedUntilItIsLetGo) {
   world.store(Keys::chain(1, 4));
   const Reservation hit = world.reserve(Keys::chain(1, 3));
   EXPECT_EQ(hit.length, 3U);
+  world.index.release(world.reserve(Keys::chain(4, 1)).id);  // now key 3 would be the first to go
   EXPECT_EQ(world.plan(Keys::chain(10, 4))->covered, 1U) << "only key 4 may go";
   EXPECT_EQ(world.found(Keys::chain(1, 3)), 3U);
   const auto load = world.index.begin(hit.id);
