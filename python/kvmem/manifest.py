@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ._shown import shown
 from .errors import Incompatible, InvalidArgument
@@ -24,11 +24,11 @@ KEY_BYTES = 32
 """Of what key() makes."""
 
 _BLOCK_HASH_BYTES = (16, 64)
-_INT_BOUND = 1 << 63
 _TEXT_BYTES_MOST = 1 << 16
 _ITEMS_MOST = 1 << 12
 _BYTES_MOST = 1 << 20
 _DEPTH_MOST = 4
+_NAME_LETTERS_MOST = 64  # of what near names are looked for
 
 _Value = Any  # None, bool, int, float, str, tuple of values, or read-only mapping of names to them
 
@@ -51,7 +51,8 @@ MISSING = _Missing()
 """In a Difference: the other manifest has no such entry."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, init=False)
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Manifest:
     """Names everything that must match before stored blocks may be used again. Immutable.
 
@@ -96,16 +97,23 @@ class Manifest:
     kvmem_abi: int = 1
     """Of the form in which kvmem keeps blocks."""
 
-    def __init__(self, /, **fields: _Value) -> None:
-        known = {field.name: field for field in dataclasses.fields(Manifest)}
+    if not TYPE_CHECKING:  # a type checker sees the one that dataclass makes, with every field
+
+        def __init__(self, /, **fields: _Value) -> None:
+            self._take(fields)
+
+    def _take(self, fields: dict[str, _Value]) -> None:
+        known = {field.name: field.default for field in dataclasses.fields(self)}
         for name in fields:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1, cutoff=0)[0]
+                sought = name[:_NAME_LETTERS_MOST]
+                near = difflib.get_close_matches(sought, known, 1, cutoff=0)[0]
                 raise InvalidArgument(f"a manifest has no field {shown(name)}; {near!r} is near")
-        for name, field in known.items():
-            if name not in fields and field.default is dataclasses.MISSING:
-                raise InvalidArgument(f"a manifest needs the field {name!r}")
-            value = fields.get(name, field.default)
+        needed = [name for name, default in known.items() if default is dataclasses.MISSING]
+        missing = [repr(name) for name in needed if name not in fields]
+        if missing:
+            raise InvalidArgument(f"a manifest needs the field {' and the field '.join(missing)}")
+        for name, value in (known | fields).items():
             object.__setattr__(self, name, _checked_field(name, value))
         for kind in ("tp", "pp", "cp"):
             rank, size = getattr(self, f"{kind}_rank"), getattr(self, f"{kind}_size")
@@ -118,12 +126,12 @@ class Manifest:
                 f"quantisation is {self.quantisation!r} and scale_layout {self.scale_layout!r}:"
                 " either both are given or none"
             )
-        whole = FORMAT + b"".join(_encoded(self._fields()))
+        whole = FORMAT + _form(self._fields())
         if len(whole) > _BYTES_MOST:
-            raise InvalidArgument(
-                f"the manifest has {len(whole)} bytes, which must be at most {_BYTES_MOST}"
-            )
+            raise InvalidArgument(f"it has {len(whole)} bytes, which must be at most {_BYTES_MOST}")
+        digest = hashlib.blake2b(whole, digest_size=DIGEST_BYTES).digest()
         object.__setattr__(self, "_bytes", whole)
+        object.__setattr__(self, "_digest", digest)
 
     def _fields(self) -> dict[str, _Value]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -139,6 +147,8 @@ class Manifest:
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidArgument(f"data is {shown(data)}, not bytes")
         whole = bytes(data)
+        if len(whole) > _BYTES_MOST:
+            raise InvalidArgument(f"data has {len(whole)} bytes, at most {_BYTES_MOST}")
         if not whole.startswith(FORMAT):
             raise InvalidArgument(f"data begins with {whole[:5]!r}, not with {FORMAT!r}")
         fields, end = _decoded(whole, len(FORMAT), 0)
@@ -154,7 +164,8 @@ class Manifest:
     @property
     def digest(self) -> bytes:
         """BLAKE2b of the canonical form, 16 bytes."""
-        return hashlib.blake2b(self.to_bytes(), digest_size=DIGEST_BYTES).digest()
+        made: bytes = self._digest  # type: ignore[attr-defined]
+        return made
 
     @property
     def hexdigest(self) -> str:
@@ -182,26 +193,28 @@ class Manifest:
         """
         if not isinstance(other, Manifest):
             raise InvalidArgument(f"other is {shown(other)}, not a Manifest")
-        mine, theirs = dict(_leaves(self._fields())), dict(_leaves(other._fields()))
-        paths = sorted(mine.keys() | theirs.keys())
-        pairs = [(path, mine.get(path, MISSING), theirs.get(path, MISSING)) for path in paths]
-        differing = [Difference(*pair) for pair in pairs if not _same(*pair[1:])]
+        differing = _differences(self._fields(), other._fields())
         return [Difference("salt", None, None) if d.field == "salt" else d for d in differing]
+
+    def explain(self, other: Manifest) -> str:
+        """Say for people what differs. Salts are not shown."""
+        differing = [
+            f"{field} is another one"
+            if field == "salt"
+            else f"{field} is {shown(mine)} here and {shown(theirs)} there"
+            for field, mine, theirs in self.compare(other)
+        ]
+        if not differing:
+            return "the manifests are equal"
+        return f"the manifests differ: {'; '.join(differing)}"
 
     def expect_equal(self, other: Manifest) -> None:
         """Raise Incompatible, whose `fields` lists what differs."""
         differing = self.compare(other)
-        if not differing:
-            return
-        what = "; ".join(
-            f"{d.field} is another one"
-            if d.field == "salt"
-            else f"{d.field} is {shown(d.mine)} here and {shown(d.theirs)} there"
-            for d in differing
-        )
-        error = Incompatible(f"the manifests differ: {what}")
-        error.fields = [d.field for d in differing]
-        raise error
+        if differing:
+            error = Incompatible(self.explain(other))
+            error.fields = [d.field for d in differing]
+            raise error
 
     def replace(self, /, **changes: _Value) -> Manifest:
         """Make one with other values in some fields."""
@@ -233,8 +246,10 @@ def _checked_field(name: str, value: _Value) -> _Value:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidArgument(f"{name} is {shown(value)}, not an integer")
         if not least <= value <= _NUMBER_MOST:
-            raise InvalidArgument(f"{name} is {value}, which must be {least} to {_NUMBER_MOST}")
-        return value
+            raise InvalidArgument(
+                f"{name} is {shown(value)}, which must be {least} to {_NUMBER_MOST}"
+            )
+        return int(value)  # of an enumeration, say
     if name == "groups":
         if not isinstance(value, Mapping) or not value:
             raise InvalidArgument(f"groups is {shown(value)}, not a mapping of names to layouts")
@@ -252,6 +267,7 @@ def _checked_field(name: str, value: _Value) -> _Value:
 def _text(name: str, value: _Value, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} is {shown(value)}, not a string")
+    value = str.__str__(value)  # of an enumeration, say
     # What has no meaning yet may get another normal form with it.
     if any(unicodedata.category(letter) == "Cn" for letter in value):
         raise InvalidArgument(f"{name} is {shown(value)}, with code points that mean nothing")
@@ -302,21 +318,22 @@ def _tree(path: str, value: _Value, depth: int) -> _Value:
     raise InvalidArgument(f"{path} is {shown(value)}, which a manifest cannot hold")
 
 
-def _leaves(value: _Value, path: str = "") -> Iterator[tuple[str, _Value]]:
-    if not isinstance(value, Mapping) or not value:
-        yield path, value
+def _differences(mine: _Value, theirs: _Value, path: str = "") -> Iterator[Difference]:
+    """Go down as far as both have something to go down to; a list is one value."""
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        if _form(mine) != _form(theirs):
+            yield Difference(path, mine, theirs)
         return
-    for name, each in value.items():
-        yield from _leaves(each, f"{path}.{name}" if path else name)
-
-
-def _same(one: _Value, another: _Value) -> bool:
-    if one is MISSING or another is MISSING:
-        return False  # a path is of one of them at least
-    return b"".join(_encoded(one)) == b"".join(_encoded(another))
+    for name in sorted(mine.keys() | theirs.keys()):
+        below = f"{path}.{name}" if path else name
+        yield from _differences(mine.get(name, MISSING), theirs.get(name, MISSING), below)
 
 
 # ---- the canonical form ----
+
+
+def _form(value: _Value) -> bytes:
+    return b"" if value is MISSING else b"".join(_encoded(value))
 
 
 def _encoded(value: _Value) -> Iterator[bytes]:

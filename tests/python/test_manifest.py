@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import enum
 import os
 import pickle
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -81,6 +85,63 @@ def test_any_single_field_makes_another_manifest_and_is_named(path: tuple[str, .
     assert error.value.fields == [".".join(path)]
 
 
+# Case 95: sizes matched, and ranks or heads did not.
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tp_rank": 0},
+        {"pp_rank": 1},
+        {"cp_rank": 1},
+        {"groups": {"full": "layer,kv,head,token,dim"}},
+    ],
+    ids=str,
+)
+def test_blocks_of_equal_size_are_not_those_of_another_rank_or_order(
+    changes: dict[str, Any],
+) -> None:
+    mine = Manifest(**FIELDS | {"groups": {"full": "layer,kv,token,head,dim"}})
+    theirs = mine.replace(**changes)
+    assert mine.key(b"h" * 32) != theirs.key(b"h" * 32)
+    assert len(mine.compare(theirs)) == 1
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "paths"),
+    [
+        (None, {"theta": 1}, ["rope"]),
+        (None, {}, ["rope"]),
+        ({}, {"theta": 1}, ["rope.theta"]),
+        ({"scaling": None}, {"scaling": {"factor": 8, "kind": "yarn"}}, ["rope.scaling"]),
+        ({"scaling": {}}, {"scaling": {"factor": 8}}, ["rope.scaling.factor"]),
+        ({"factors": [1, 2]}, {"factors": [1, 3]}, ["rope.factors"]),
+        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, ["rope.a", "rope.b", "rope.c"]),
+    ],
+)
+def test_a_difference_is_named_where_it_is_and_once(
+    mine: dict[str, Any] | None, theirs: dict[str, Any] | None, paths: list[str]
+) -> None:
+    one = Manifest(**SMALLEST | {"rope": mine})
+    another = one.replace(rope=theirs)
+    assert [difference.field for difference in one.compare(another)] == paths
+    assert [difference.field for difference in another.compare(one)] == paths
+
+
+def test_people_are_told_what_differs() -> None:
+    mine = Manifest(**FIELDS)
+    assert mine.explain(mine.replace()) == "the manifests are equal"
+    theirs = mine.replace(tp_rank=0, rope={"theta": 1e4}, salt="secret", model="m" * 100)
+    said = mine.explain(theirs)
+    assert "tp_rank is 1 here and 0 there" in said
+    assert "rope.theta is 500000.0 here and 10000.0 there" in said
+    assert "rope.factors is (1.0, 2.5) here and (missing) there" in said
+    assert "salt is another one" in said
+    assert "secret" not in said
+    assert "m" * 50 not in said
+    with pytest.raises(Incompatible) as error:
+        mine.expect_equal(theirs)
+    assert str(error.value) == said
+
+
 def test_the_salt_of_a_tenant_is_shown_nowhere() -> None:
     mine, theirs = Manifest(**FIELDS), Manifest(**FIELDS | {"salt": "secret"})
     assert mine.compare(theirs) == [("salt", None, None)]
@@ -117,15 +178,39 @@ def test_the_canonical_form_is_this_one() -> None:
     )
 
 
+def written(value: Any) -> bytes:
+    """The canonical form as docs/MANIFEST.md has it, written a second time."""
+    if value is None or isinstance(value, bool):
+        return {None: b"n", True: b"t", False: b"f"}[value]
+    if isinstance(value, str):
+        return b"s" + len(value.encode()).to_bytes(4, "big") + value.encode()
+    if isinstance(value, list):
+        return b"l" + len(value).to_bytes(4, "big") + b"".join(map(written, value))
+    if isinstance(value, dict):
+        names = sorted(value, key=lambda name: name.encode())
+        pairs = b"".join(written(name) + written(value[name]) for name in names)
+        return b"m" + len(value).to_bytes(4, "big") + pairs
+    if isinstance(value, int):
+        return b"i" + value.to_bytes(8, "big", signed=True)
+    return b"d" + struct.pack(">d", value)
+
+
+def test_the_canonical_form_is_that_of_its_document() -> None:
+    rope = {"theta": 5e5, "é": [1.0, None, True, {"b": "ü", "a": -2.5}], "z": {}, "Z": False}
+    fields = FIELDS | {"rope": rope}
+    assert Manifest(**fields).to_bytes() == b"KVMF\x01" + written(fields)
+
+
 # Case 180: the hash of None and of strings was another one in each process.
 def test_every_process_makes_the_same_digest() -> None:
-    code = f"import kvmem; print(kvmem.Manifest(**{SMALLEST!r}).hexdigest)"
+    fields = FIELDS | {"adapter": None}
+    code = f"import kvmem; print(kvmem.Manifest(**{fields!r}).hexdigest)"
     for seed in ("0", "1", "random"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         made = subprocess.run(
             [sys.executable, "-c", code], check=True, capture_output=True, env=environment
         )
-        assert made.stdout.decode().strip() == Manifest(**SMALLEST).hexdigest
+        assert made.stdout.decode().strip() == Manifest(**fields).hexdigest
 
 
 def test_nothing_and_empty_are_two_things() -> None:
@@ -150,6 +235,24 @@ def test_what_means_the_same_is_the_same() -> None:
     assert smallest.replace(model="e\u0301") == smallest.replace(model="\u00e9")
 
 
+def test_texts_and_numbers_of_enumerations_are_taken_as_what_they_are() -> None:
+    class Text(str, enum.Enum):
+        MODEL = "model"
+
+    made = Manifest(**SMALLEST | {"model": Text.MODEL, "tp_size": enum.IntEnum("N", ["A", "B"]).B})
+    assert made == Manifest(**SMALLEST | {"model": "model", "tp_size": 2})
+    assert type(made.model) is str
+    assert type(made.tp_size) is int
+
+
+def test_it_is_a_dataclass_to_copy_and_replace() -> None:
+    made = Manifest(**FIELDS)
+    assert dataclasses.replace(made, tp_rank=0) == made.replace(tp_rank=0)
+    assert copy.deepcopy(made) == copy.copy(made) == made
+    with pytest.raises(InvalidArgument):
+        dataclasses.replace(made, tp_size=1)
+
+
 def test_nobody_changes_one_afterwards() -> None:
     layouts = {"full": "a"}
     made = Manifest(**SMALLEST | {"groups": layouts})
@@ -166,6 +269,11 @@ def test_nobody_changes_one_afterwards() -> None:
 def test_a_missing_field_is_named(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"needs the field '{name}'"):
         Manifest(**{k: v for k, v in FIELDS.items() if k != name})
+
+
+def test_all_that_is_missing_is_named_at_once() -> None:
+    with pytest.raises(InvalidArgument, match="'layers' and the field 'kv_heads'"):
+        Manifest(model="m", weights="w", dtype="d")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -220,10 +328,58 @@ def test_calls_refuse_what_they_cannot_mean() -> None:
     assert made != made.to_bytes()
 
 
-@pytest.mark.parametrize("data", [b"", b"KVMF", b"KVMF\x02", "KVMF\x01", None, b"KVMF\x01n"])
-def test_what_is_no_canonical_form_is_refused(data: Any) -> None:
-    with pytest.raises(InvalidArgument):
+def form(rope: bytes, *, tail: bytes = b"") -> bytes:
+    """A canonical form, but for what stands for `rope` and behind the end."""
+    made = Manifest(**SMALLEST | {"rope": {"is": "here"}}).to_bytes()
+    return made.replace(written({"is": "here"}), rope) + tail
+
+
+NAMED_TWICE = written({"a": 1.0, "b": 2.0}).replace(b"b", b"a")
+FALLING_NAMES = b"m" + (2).to_bytes(4, "big") + b"".join(map(written, ["b", 1.0, "a", 2.0]))
+DEEP = b"l\x00\x00\x00\x01" * 100_000 + b"n"
+
+
+def test_a_form_made_by_hand_is_read() -> None:
+    assert Manifest.from_bytes(form(written({"a": 1.0, "b": 2.0}))).rope == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ("KVMF\x01", "not bytes"),
+        (None, "not bytes"),
+        (b"", "begins with"),
+        (b"KVMF", "begins with"),
+        (b"KVMF\x02" + form(b"n")[5:], "begins with"),
+        (bytes(1 << 21), "has 2097152 bytes, at most 1048576"),
+        (b"KVMF\x01", "begins no value"),
+        (b"KVMF\x01n", "no fields"),
+        (form(b"n", tail=b"\x00"), "1 bytes behind"),
+        (form(b"n")[:-1], "ends at byte"),
+        (form(b"?"), "begins no value"),
+        (form(written({"a": 1})), "not in its canonical form"),
+        (form(written({"a": -0.0})), "not in its canonical form"),
+        (form(written({"e\u0301": 1.0})), "not in its canonical form"),
+        (form(FALLING_NAMES), "not in its canonical form"),
+        (form(NAMED_TWICE), "stands twice"),
+        (form(b"m\x00\x00\x00\x01nn"), "is none"),
+        (form(written({"a": float("nan")})), "rope.a is nan"),
+        (form(b"s\x00\x00\x00\x01\xff"), "no valid text"),
+        (form(b"s\xff\xff\xff\xff"), "ends at byte"),
+        (form(b"l\xff\xff\xff\xff"), "4294967295 items"),
+        (form(DEEP), "nested deeper"),
+        (form(b"t"), "rope is True"),
+    ],
+)
+def test_what_is_no_canonical_form_is_refused(data: Any, what: str) -> None:
+    with pytest.raises(InvalidArgument, match=what):
         Manifest.from_bytes(data)
+
+
+def test_a_form_without_a_field_is_refused_by_its_name() -> None:
+    fields = {name: value for name, value in FIELDS.items() if name not in {"layers", "rope"}}
+    with pytest.raises(InvalidArgument, match="needs the field 'layers' and the field 'rope'"):
+        Manifest.from_bytes(b"KVMF\x01" + written(fields))
 
 
 # Case 100: a damaged descriptor was still readable.

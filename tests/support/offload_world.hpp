@@ -145,18 +145,9 @@ class World {
   // Lets everything end: what is never observed to end is leaked, and rightly so. A reaper that was
   // the last to hold the manager takes it apart; at the exit of the process it would leak it.
   ~World() {
-    if (!manager_) return;
-    auto* const scripted = dynamic_cast<ScriptedDevice*>(device_.get());
-    if (scripted != nullptr) scripted->heal();
-    bool quiet = false;
-    for (int tries = 0; tries < 1000 && !quiet; ++tries) {
-      if (scripted != nullptr) scripted->run_all();
-      quiet = manager_->drain(0.01, {});
-    }
-    EXPECT_TRUE(quiet) << "a test left something that never ends";
-    const std::weak_ptr<Manager> manager = std::exchange(manager_, nullptr);
-    const std::weak_ptr<BlockPool> pool = std::exchange(pool_, nullptr);
-    EXPECT_TRUE(comes_true([&] { return manager.expired() && pool.expired(); }));
+    if (manager_) drain();
+    manager_.reset();
+    EXPECT_TRUE(comes_true([&] { return runtime_.use_count() == 1; }));
   }
 
   [[nodiscard]] ModelDevice& device() { return *device_; }
@@ -235,6 +226,16 @@ class World {
   }
 
  private:
+  void drain() {
+    auto* const scripted = dynamic_cast<ScriptedDevice*>(device_.get());
+    if (scripted != nullptr) scripted->heal();
+    bool quiet = false;
+    for (int tries = 0; tries < 1000 && !quiet; ++tries) {
+      if (scripted != nullptr) scripted->run_all();
+      quiet = manager_->drain(0.01, {});
+    }
+    EXPECT_TRUE(quiet) << "a test left something that never ends";
+  }
   std::shared_ptr<BlockPool> make_pool(const WorldOptions& options) {
     PoolOptions pool;
     pool.block_bytes = CacheMemory::block_bytes();

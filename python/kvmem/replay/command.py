@@ -25,7 +25,12 @@ virtual, so that the same seed gives the same table; with --no-move-bytes no byt
 terabytes fit. Exits 1 if a restored block differed, a host block leaked or a
 transfer did not end exactly once, 2 if it could not run.
 
+With --policies nothing is moved: it counts what each eviction policy would hit at each size of the
+host tier, and the prefill that saves.
+
 Example: kvmem replay conversation_trace.jsonl --hit blocks --host-blocks 10000 --json
+
+Example: kvmem replay conversation_trace.jsonl --policies all
 """
 
 Trace = Annotated[
@@ -90,6 +95,26 @@ Limit = Annotated[
         metavar="N", help=f"Only the first N requests; {DEFAULT_REQUESTS} chats are generated."
     ),
 ]
+Policies = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES|all", help="Compare eviction policies instead: lru, arc, gdsf, gdsf+cost."
+    ),
+]
+Capacities = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N,...",
+        help="Sizes for --policies, in blocks. Default: 1, 5, 10, 25, 50 % of the distinct blocks.",
+    ),
+]
+PrefillTokens = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATE",
+        help="For --policies: prefill without attention, tokens a second. Default: 14925.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Plot = Annotated[
     Path | None,
@@ -111,6 +136,9 @@ def replay(
     concurrency: Concurrency = 4,
     seed: Seed = 0,
     limit: Limit = None,
+    policies: Policies = None,
+    capacities: Capacities = None,
+    prefill_tokens_per_s: PrefillTokens = None,
     json_output: Json = False,
     plot: Plot = None,
 ) -> None:
@@ -118,6 +146,10 @@ def replay(
 
     try:
         limits.expect_limit(limit)
+        if policies is not None:
+            requests, source = _requests(trace, limit, seed), _source(trace, seed)
+            _compare(requests, source, policies, capacities, prefill_tokens_per_s, json_output)
+            raise typer.Exit(0)
         chosen = ReplayOptions(
             device=device,
             gbps=gbps,
@@ -157,13 +189,41 @@ def _run(
     if plot is not None:
         expect_plot(plot)
     requests = _requests(trace, limit, options.seed)
-    source = trace.name if trace is not None else f"generated chats, seed {options.seed}"
+    source = _source(trace, options.seed)
     with _progress(len(requests)) as advance:
         result = run_replay(requests, options, advance)
     if plot is not None:
         write_plot(result, source, plot)
     _show(result, source, as_json)
     return _status(result)
+
+
+def _source(trace: Path | None, seed: int) -> str:
+    return trace.name if trace is not None else f"generated chats, seed {seed}"
+
+
+def _compare(
+    requests: list[Request],
+    source: str,
+    policies: str,
+    capacities: str | None,
+    tokens_per_second: float | None,
+    as_json: bool,
+) -> None:
+    from kvmem.replay import policies as compared
+
+    names = compared.parse_policies(policies)
+    sizes = compared.parse_capacities(capacities)
+    rate = compared.TOKENS_PER_SECOND if tokens_per_second is None else tokens_per_second
+    runs = len(names) * len(sizes or compared.SHARES)
+    with _progress(runs) as advance:
+        results = list(compared.compare_policies(requests, names, sizes, rate, advance))
+    if as_json:
+        typer.echo(json.dumps(compared.to_json(results, source)))
+        return
+    from rich.console import Console
+
+    Console().print(compared.make_table(results, source))
 
 
 def _requests(trace: Path | None, limit: int | None, seed: int) -> list[Request]:

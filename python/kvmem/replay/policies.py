@@ -1,0 +1,147 @@
+"""What each eviction policy would hit in a host tier of each size, and what that saves.
+
+One access a block, in the order of the trace; nothing is held and nothing is in flight. The replay
+proper moves bytes and holds blocks, so its hits differ a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvmem._shown import shown
+from kvmem.policies import PolicyName, hits_of
+from kvmem.replay.options import BLOCK_TOKENS, ReplayError
+from kvmem.replay.trace import Request
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WITH_COST = "gdsf+cost"
+"""GDSF whose value of a block is the time that recomputing it would take."""
+
+POLICIES = ("lru", "arc", "gdsf", WITH_COST)
+SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
+"""Default capacities, of the distinct blocks of the trace."""
+
+TOKENS_PER_SECOND = 1 / 67e-6
+"""Prefill of Llama-3-8B on an A100, 67 us a token without attention (profiles of Vidur)."""
+
+# Of Llama-3-8B: parameters, layers, hidden size.
+_PARAMETERS, _LAYERS, _HIDDEN = 8.03e9, 32, 4096
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """One policy at one capacity."""
+
+    policy: str
+    capacity_blocks: int
+    hits: int
+    hit_rate: float
+    """Of all accesses."""
+    saved_seconds: float
+    """Prefill that the hits save, if each block that hits is restored in no time."""
+
+
+def block_seconds(position: int | NDArray[np.int64], tokens_per_second: float) -> Any:
+    """Predict the seconds that it takes to compute the block at a position of its prompt.
+
+    A token costs 2 N floating-point operations for N parameters, and for attention over a context
+    of c tokens another 4 * layers * hidden * c: two products of one query with c keys and values.
+    The first part takes 1 / tokens_per_second.
+    """
+    context = (position + 0.5) * BLOCK_TOKENS
+    attention = 4 * _LAYERS * _HIDDEN * context / (2 * _PARAMETERS)
+    return BLOCK_TOKENS * (1 + attention) / tokens_per_second
+
+
+def parse_policies(given: str) -> list[str]:
+    """Read "all" or names with commas between. Raises ReplayError."""
+    if given == "all":
+        return list(POLICIES)
+    names = given.split(",")
+    for name in names:
+        if name not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ReplayError(f"--policies: {shown(name)} is none of all, {known}")
+    return list(dict.fromkeys(names))
+
+
+def parse_capacities(given: str | None) -> list[int] | None:
+    """Read numbers of blocks with commas between. Raises ReplayError."""
+    if given is None:
+        return None
+    try:
+        capacities = [int(part) for part in given.split(",")]
+    except ValueError:
+        raise ReplayError(f"--capacities: {shown(given)} is no list of numbers") from None
+    for capacity in capacities:
+        if not 1 <= capacity < 1 << 31:
+            raise ReplayError(f"--capacities: {capacity} is not 1 to {(1 << 31) - 1} blocks")
+    return capacities
+
+
+def compare_policies(
+    requests: Sequence[Request],
+    policies: Sequence[str],
+    capacities: Sequence[int] | None,
+    tokens_per_second: float,
+    advance: Callable[[int], None],
+) -> Iterator[PolicyResult]:
+    """Drive each policy at each capacity; `advance` is told how many are done."""
+    if not 0 < tokens_per_second < float("inf"):
+        raise ReplayError(f"--prefill-tokens-per-s: {tokens_per_second} is not above 0 and finite")
+    keys = np.array([key for request in requests for key in request.keys], np.uint64)
+    positions = np.concatenate([np.arange(len(request.keys)) for request in requests])
+    seconds: NDArray[np.float64] = block_seconds(positions, tokens_per_second)
+    if capacities is None:
+        distinct = len(np.unique(keys))
+        capacities = [max(1, round(share * distinct)) for share in SHARES]
+    done = 0
+    for capacity in capacities:
+        for policy in policies:
+            values = seconds / seconds.mean() if policy == WITH_COST else None
+            name: PolicyName = "gdsf" if policy == WITH_COST else policy  # type: ignore[assignment]
+            hit = hits_of(name, capacity, keys, values)
+            hits = int(np.count_nonzero(hit))
+            yield PolicyResult(
+                policy, capacity, hits, hits / max(1, len(keys)), float(seconds[hit].sum())
+            )
+            advance(done := done + 1)
+
+
+def to_json(results: Sequence[PolicyResult], source: str) -> dict[str, Any]:
+    """Lay out all results as one object."""
+    return {"source": source, "policies": [asdict(result) for result in results]}
+
+
+def make_table(results: Sequence[PolicyResult], source: str) -> Table:
+    """Lay out all results for people; saved seconds stand beside those of LRU."""
+    from rich.table import Table
+
+    table = Table(title=f"kvmem replay --policies: {source}", title_justify="left")
+    table.add_column("blocks", justify="right")
+    table.add_column("policy")
+    for name in ("hits", "hit rate", "prefill saved", "beside lru"):
+        table.add_column(name, justify="right")
+    lru = {r.capacity_blocks: r.saved_seconds for r in results if r.policy == "lru"}
+    before = None
+    for result in results:
+        if before not in (None, result.capacity_blocks):
+            table.add_section()
+        before = result.capacity_blocks
+        beside = lru.get(result.capacity_blocks)
+        table.add_row(
+            f"{result.capacity_blocks:,}",
+            result.policy,
+            f"{result.hits:,}",
+            f"{result.hit_rate:.4f}",
+            f"{result.saved_seconds:,.1f} s",
+            f"{result.saved_seconds / beside - 1:+.2%}" if beside else "-",
+        )
+    return table

@@ -1,0 +1,89 @@
+"""Comparing eviction policies on a trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvmem.cli import make_app
+from kvmem.replay.policies import TOKENS_PER_SECOND, block_seconds, compare_policies
+from kvmem.replay.workload import generate_chat
+from test_replay_shared import TRACES, golden_hits, shared_file
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(make_app(), ["replay", *arguments], env={"COLUMNS": "100"})
+
+
+def in_json(*arguments: str) -> list[dict[str, Any]]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: list[dict[str, Any]] = json.loads(result.stdout.splitlines()[-1])["policies"]
+    return found
+
+
+def test_a_later_block_costs_more_to_recompute() -> None:
+    first, later = block_seconds(0, TOKENS_PER_SECOND), block_seconds(100, TOKENS_PER_SECOND)
+    assert first == pytest.approx(512 * 67e-6, rel=0.01)
+    # 51,456 tokens of context: 4 * 32 * 4096 * 51,456 operations of attention beside 1.606e10.
+    assert later / (512 * 67e-6) == pytest.approx(1 + 2.698e10 / 1.606e10, rel=0.01)
+    assert block_seconds(0, 2 * TOKENS_PER_SECOND) == pytest.approx(first / 2)
+
+
+def test_each_policy_is_counted_at_each_capacity() -> None:
+    rows = in_json("--policies", "all", "--capacities", "10,100", "--limit", "200")
+    assert [(row["capacity_blocks"], row["policy"]) for row in rows] == [
+        (capacity, policy)
+        for capacity in (10, 100)
+        for policy in ("lru", "arc", "gdsf", "gdsf+cost")
+    ]
+    assert all(row["hits"] > 0 for row in rows[4:])
+    table = run("--policies", "lru,gdsf", "--limit", "50")
+    assert table.exit_code == 0
+    assert "gdsf" in table.output
+    assert "arc" not in table.output
+
+
+def test_room_for_everything_saves_the_same_under_every_policy() -> None:
+    requests = generate_chat(3, 100)
+    accesses = [key for request in requests for key in request.keys]
+    results = list(
+        compare_policies(requests, ["lru", "arc", "gdsf+cost"], [10**6], 1.0, lambda _: None)
+    )
+    expected = len(accesses) - len(set(accesses))
+    assert [result.hits for result in results] == [expected] * 3
+    assert len({result.saved_seconds for result in results}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--policies", "fifo"], "'fifo' is none of all, lru"),
+        (["--policies", ""], "'' is none of all"),
+        (["--policies", "all", "--capacities", "0"], "0 is not 1 to"),
+        (["--policies", "all", "--capacities", "many"], "'many' is no list"),
+        (["--policies", "all", "--prefill-tokens-per-s", "0"], "0.0 is not above 0"),
+        (["--policies", "all", "--prefill-tokens-per-s", "nan"], "nan is not above 0"),
+        (["--policies", "all", "--limit", "0"], "--limit"),
+        ([str(Path("/nowhere/trace")), "--policies", "all"], "trace"),
+    ],
+)
+def test_what_cannot_run_says_so(arguments: list[str], what: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert what in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", TRACES)
+def test_lru_hits_are_the_published_ones(name: str) -> None:
+    golden = golden_hits(name)
+    sizes = ",".join(map(str, golden))
+    path = str(shared_file(f"traces/mooncake/{name}.jsonl"))
+    rows = in_json(path, "--policies", "lru", "--capacities", sizes)
+    assert {row["capacity_blocks"]: row["hits"] for row in rows} == golden
