@@ -5,6 +5,7 @@
 #include "batch_bench.hpp"
 #include "copy_bench.hpp"
 #include "copy_list.hpp"
+#include "map_bench.hpp"
 #include "pool_bench.hpp"
 
 namespace py = pybind11;
@@ -29,6 +30,12 @@ void bind_pool(py::module_& module) {
            py::arg("contender"), py::kw_only(), py::arg("threads") = 1, py::arg("live") = 512,
            py::arg("capacity") = 4096, py::arg("block_bytes") = 4096)
       .def("run", &PoolBench::run, py::arg("operations"), Unlocked());
+}
+
+void bind_map(py::module_& module) {
+  py::class_<BareMap>(module, "BareMap")
+      .def(py::init<std::string_view>(), py::arg("keys"))
+      .def("find", &BareMap::find, py::arg("keys"), Unlocked());
 }
 
 void bind_batch(py::module_& module) {
@@ -65,6 +72,7 @@ void bind_copies(py::module_& module) {
 
 PYBIND11_MODULE(kvmem_bench, module) {
   bind_pool(module);
+  bind_map(module);
   bind_batch(module);
   bind_copies(module);
 }

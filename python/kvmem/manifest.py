@@ -106,8 +106,7 @@ class Manifest:
         known = {field.name: field.default for field in dataclasses.fields(self)}
         for name in fields:
             if name not in known:
-                sought = name[:_NAME_LETTERS_MOST]
-                near = difflib.get_close_matches(sought, known, 1, cutoff=0)[0]
+                near = difflib.get_close_matches(name[:_NAME_LETTERS_MOST], known, 1, cutoff=0)[0]
                 raise InvalidArgument(f"a manifest has no field {shown(name)}; {near!r} is near")
         needed = [name for name, default in known.items() if default is dataclasses.MISSING]
         missing = [repr(name) for name in needed if name not in fields]
@@ -138,8 +137,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Give the canonical form: the same on every machine, in every process."""
-        made: bytes = self._bytes  # type: ignore[attr-defined]
-        return made
+        return bytes(self._bytes)  # type: ignore[attr-defined]
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
@@ -164,8 +162,7 @@ class Manifest:
     @property
     def digest(self) -> bytes:
         """BLAKE2b of the canonical form, 16 bytes."""
-        made: bytes = self._digest  # type: ignore[attr-defined]
-        return made
+        return bytes(self._digest)  # type: ignore[attr-defined]
 
     @property
     def hexdigest(self) -> str:
@@ -201,7 +198,7 @@ class Manifest:
         differing = [
             f"{field} is another one"
             if field == "salt"
-            else f"{field} is {shown(mine)} here and {shown(theirs)} there"
+            else f"{field} is {_said(mine)} here and {_said(theirs)} there"
             for field, mine, theirs in self.compare(other)
         ]
         if not differing:
@@ -327,6 +324,10 @@ def _differences(mine: _Value, theirs: _Value, path: str = "") -> Iterator[Diffe
     for name in sorted(mine.keys() | theirs.keys()):
         below = f"{path}.{name}" if path else name
         yield from _differences(mine.get(name, MISSING), theirs.get(name, MISSING), below)
+
+
+def _said(value: _Value) -> str:
+    return shown(dict(value) if isinstance(value, Mapping) else value)
 
 
 # ---- the canonical form ----

@@ -7,10 +7,12 @@ import dataclasses
 import enum
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmem import Incompatible, InvalidArgument, Manifest
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "MANIFEST.md"
 
 FIELDS: dict[str, Any] = {
     "model": "llama-3-8b",
@@ -134,6 +138,9 @@ def test_people_are_told_what_differs() -> None:
     assert "tp_rank is 1 here and 0 there" in said
     assert "rope.theta is 500000.0 here and 10000.0 there" in said
     assert "rope.factors is (1.0, 2.5) here and (missing) there" in said
+    assert "rope is {'theta': 10000.0} here and None there" in theirs.explain(
+        mine.replace(rope=None)
+    )
     assert "salt is another one" in said
     assert "secret" not in said
     assert "m" * 50 not in said
@@ -199,6 +206,23 @@ def test_the_canonical_form_is_that_of_its_document() -> None:
     rope = {"theta": 5e5, "é": [1.0, None, True, {"b": "ü", "a": -2.5}], "z": {}, "Z": False}
     fields = FIELDS | {"rope": rope}
     assert Manifest(**fields).to_bytes() == b"KVMF\x01" + written(fields)
+
+
+def test_the_example_of_the_document_is_right() -> None:
+    lines = re.findall(r"^ *(?:73|6d) .*", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    shown = re.sub(r" {2}[^0-9 ].*| ", "", "\n".join(lines)).replace("\n", "")
+    assert bytes.fromhex(shown) == written("rope") + written({"kind": "", "theta": 1.0})
+
+
+def test_the_block_hash_of_the_document_tells_a_chain_from_another() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    block_hash = names["block_hash"]
+    first = block_hash(None, [1, 2])
+    assert first.hex() == "a376d8fa62d9a19ae2353f7c8bbe0d4934b37f1785f78bc17260c8968e6c6b2c"
+    hashes = {first, block_hash(first, [1, 2]), block_hash(first, [2, 1]), block_hash(None, [1])}
+    assert len({Manifest(**SMALLEST).key(each) for each in hashes}) == 4
 
 
 # Case 180: the hash of None and of strings was another one in each process.
