@@ -94,7 +94,8 @@ class Gdsf final : public Policy {
   ZeroedArray<float> values_;
   EntryId size_ = 0;
   std::uint64_t uses_ = 0;
-  double last_evicted_ = 0;     // the priority that the last victim had
+  // The priority that the last victim had; never falls, so that a use never moves an entry forward.
+  double last_evicted_ = 0;
   double before_newcomer_ = 0;  // the same, when the key that comes next was announced
 };
 
@@ -131,7 +132,7 @@ std::optional<EntryId> Gdsf::victim(const MayGo& may_go) noexcept {
     Rank first = ranks_[0];
     if (may_go(first.entry)) {
       found = first.entry;
-      last_evicted_ = first.priority;
+      last_evicted_ = std::max(last_evicted_, first.priority);
     } else {
       first.last_use = ++uses_;
     }

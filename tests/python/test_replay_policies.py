@@ -6,11 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from kvmem.cli import make_app
-from kvmem.replay.policies import TOKENS_PER_SECOND, block_seconds, compare_policies
+from kvmem.replay.policies import (
+    TOKENS_PER_SECOND,
+    block_seconds,
+    compare_policies,
+    in_prefix,
+)
+from kvmem.replay.trace import Request
 from kvmem.replay.workload import generate_chat
 from test_replay_shared import TRACES, golden_hits, shared_file
 
@@ -39,9 +46,9 @@ def test_each_policy_is_counted_at_each_capacity() -> None:
     assert [(row["capacity_blocks"], row["policy"]) for row in rows] == [
         (capacity, policy)
         for capacity in (10, 100)
-        for policy in ("lru", "arc", "gdsf", "gdsf+cost")
+        for policy in ("lru", "arc", "gdsf", "gdsf+cost", "gdsf+prompt")
     ]
-    assert all(row["hits"] > 0 for row in rows[4:])
+    assert all(row["hits"] > 0 for row in rows[5:])
     table = run("--policies", "lru,gdsf", "--limit", "50")
     assert table.exit_code == 0
     assert "gdsf" in table.output
@@ -52,11 +59,43 @@ def test_room_for_everything_saves_the_same_under_every_policy() -> None:
     requests = generate_chat(3, 100)
     accesses = [key for request in requests for key in request.keys]
     results = list(
-        compare_policies(requests, ["lru", "arc", "gdsf+cost"], [10**6], 1.0, lambda _: None)
+        compare_policies(
+            requests, ["lru", "arc", "gdsf+cost", "gdsf+prompt"], [10**6], 1.0, lambda _: None
+        )
     )
     expected = len(accesses) - len(set(accesses))
-    assert [result.hits for result in results] == [expected] * 3
+    assert [result.hits for result in results] == [expected] * 4
     assert len({result.saved_seconds for result in results}) == 1
+    # A block that was seen before was seen behind all that stands before it.
+    assert all(result.prefix_saved_seconds == result.saved_seconds for result in results)
+
+
+def test_a_prefix_ends_at_the_first_miss_of_its_prompt() -> None:
+    prompts = ["hhh", "hmh", "mhh", "h", "m", "hhmm"]
+    hit = np.array([each == "h" for each in "".join(prompts)])
+    starts = np.cumsum([0, *map(len, prompts[:-1])])
+    expected = [
+        all(each == "h" for each in prompt[: i + 1])
+        for prompt in prompts
+        for i in range(len(prompt))
+    ]
+    assert in_prefix(hit, np.repeat(starts, list(map(len, prompts)))).tolist() == expected
+
+
+def test_where_prefixes_count_the_blocks_of_a_prompt_are_worth_the_same() -> None:
+    """A long prompt that comes back, and others between that do not fit beside it."""
+    requests = []
+    for turn in range(0, 60, 2):
+        requests.append(Request(turn, 100 * 512, 1, tuple(range(100))))
+        other = 1000 + 100 * turn
+        requests.append(Request(turn + 1, 30 * 512, 1, tuple(range(other, other + 30))))
+    policies = ["lru", "gdsf+cost", "gdsf+prompt"]
+    lru, own, prompt = compare_policies(requests, policies, [120], 1.0, lambda _: None)
+    assert lru.hits == 0
+    assert own.hits > 0
+    assert own.prefix_saved_seconds == 0, "its first blocks are the cheapest and go first"
+    assert prompt.hits == 29 * 100
+    assert prompt.prefix_saved_seconds == prompt.saved_seconds > own.saved_seconds
 
 
 @pytest.mark.parametrize(
@@ -69,6 +108,9 @@ def test_room_for_everything_saves_the_same_under_every_policy() -> None:
         (["--policies", "all", "--prefill-tokens-per-s", "0"], "0.0 is not above 0"),
         (["--policies", "all", "--prefill-tokens-per-s", "nan"], "nan is not above 0"),
         (["--policies", "all", "--limit", "0"], "--limit"),
+        (["--policies", "all", "--plot", "plot.html"], "--plot: not with --policies"),
+        (["--capacities", "5"], "--capacities: only with --policies"),
+        (["--prefill-tokens-per-s", "5"], "--prefill-tokens-per-s: only with --policies"),
         ([str(Path("/nowhere/trace")), "--policies", "all"], "trace"),
     ],
 )

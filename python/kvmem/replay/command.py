@@ -98,7 +98,9 @@ Limit = Annotated[
 Policies = Annotated[
     str | None,
     typer.Option(
-        metavar="NAMES|all", help="Compare eviction policies instead: lru, arc, gdsf, gdsf+cost."
+        metavar="NAMES|all",
+        help="Compare eviction policies instead: lru, arc, gdsf; gdsf+cost, where a block is worth"
+        " its predicted prefill, and gdsf+prompt, the mean of its prompt.",
     ),
 ]
 Capacities = Annotated[
@@ -146,6 +148,7 @@ def replay(
 
     try:
         limits.expect_limit(limit)
+        _expect_one_of_both(policies, capacities, prefill_tokens_per_s, plot)
         if policies is not None:
             requests, source = _requests(trace, limit, seed), _source(trace, seed)
             _compare(requests, source, policies, capacities, prefill_tokens_per_s, json_output)
@@ -200,6 +203,16 @@ def _run(
 
 def _source(trace: Path | None, seed: int) -> str:
     return trace.name if trace is not None else f"generated chats, seed {seed}"
+
+
+def _expect_one_of_both(
+    policies: str | None, capacities: str | None, rate: float | None, plot: Path | None
+) -> None:
+    if policies is not None and plot is not None:
+        raise ReplayError("--plot: not with --policies, which has nothing that changes over time")
+    for name, given in {"--capacities": capacities, "--prefill-tokens-per-s": rate}.items():
+        if policies is None and given is not None:
+            raise ReplayError(f"{name}: only with --policies")
 
 
 def _compare(

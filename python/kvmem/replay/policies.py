@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WITH_COST = "gdsf+cost"
-"""GDSF whose value of a block is the time that recomputing it would take."""
+"""GDSF whose value of a block is the time that recomputing it would take. It keeps the ends of
+prompts, which cost more, and evicts what they are of no use without."""
 
-POLICIES = ("lru", "arc", "gdsf", WITH_COST)
+WITH_PROMPT_COST = "gdsf+prompt"
+"""GDSF whose value of a block is the mean of that time over its prompt, as an Index has it where
+plan_store() is told one value for all keys."""
+
+POLICIES = ("lru", "arc", "gdsf", WITH_COST, WITH_PROMPT_COST)
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 """Default capacities, of the distinct blocks of the trace."""
 
@@ -46,6 +51,8 @@ class PolicyResult:
     """Of all accesses."""
     saved_seconds: float
     """Prefill that the hits save, if each block that hits is restored in no time."""
+    prefix_saved_seconds: float
+    """The same of hits that no miss of their prompt stands before: all that most engines use."""
 
 
 def block_seconds(position: int | NDArray[np.int64], tokens_per_second: float) -> Any:
@@ -97,22 +104,40 @@ def compare_policies(
     if not 0 < tokens_per_second < float("inf"):
         raise ReplayError(f"--prefill-tokens-per-s: {tokens_per_second} is not above 0 and finite")
     keys = np.array([key for request in requests for key in request.keys], np.uint64)
-    positions = np.concatenate([np.arange(len(request.keys)) for request in requests])
-    seconds: NDArray[np.float64] = block_seconds(positions, tokens_per_second)
+    lengths = np.array([len(request.keys) for request in requests])
+    starts = np.cumsum(lengths) - lengths
+    first = np.repeat(starts, lengths)
+    seconds: NDArray[np.float64] = block_seconds(np.arange(len(keys)) - first, tokens_per_second)
+    mean = np.repeat(np.add.reduceat(seconds, starts) / lengths, lengths)
+    values = {WITH_COST: seconds, WITH_PROMPT_COST: mean}
     if capacities is None:
         distinct = len(np.unique(keys))
         capacities = [max(1, round(share * distinct)) for share in SHARES]
     done = 0
     for capacity in capacities:
         for policy in policies:
-            values = seconds / seconds.mean() if policy == WITH_COST else None
-            name: PolicyName = "gdsf" if policy == WITH_COST else policy  # type: ignore[assignment]
-            hit = hits_of(name, capacity, keys, values)
-            hits = int(np.count_nonzero(hit))
+            name: PolicyName = "gdsf" if policy in values else policy  # type: ignore[assignment]
+            hit = hits_of(name, capacity, keys, values.get(policy))
             yield PolicyResult(
-                policy, capacity, hits, hits / max(1, len(keys)), float(seconds[hit].sum())
+                policy,
+                capacity,
+                hits=int(np.count_nonzero(hit)),
+                hit_rate=float(np.mean(hit)),
+                saved_seconds=float(seconds[hit].sum()),
+                prefix_saved_seconds=float(seconds[in_prefix(hit, first)].sum()),
             )
             advance(done := done + 1)
+
+
+def in_prefix(hit: NDArray[np.bool_], first: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which hits no miss of their prompt stands before, given where the prompt of each begins.
+
+    Prompts are one behind the other.
+    """
+    misses: NDArray[np.int64] = np.cumsum(~hit)
+    before_prompt: NDArray[np.int64] = misses[first] - ~hit[first]
+    within: NDArray[np.bool_] = misses == before_prompt
+    return within
 
 
 def to_json(results: Sequence[PolicyResult], source: str) -> dict[str, Any]:
@@ -127,9 +152,9 @@ def make_table(results: Sequence[PolicyResult], source: str) -> Table:
     table = Table(title=f"kvmem replay --policies: {source}", title_justify="left")
     table.add_column("blocks", justify="right")
     table.add_column("policy")
-    for name in ("hits", "hit rate", "prefill saved", "beside lru"):
+    for name in ("hits", "hit rate", "prefill saved", "beside lru", "by prefixes", "beside lru"):
         table.add_column(name, justify="right")
-    lru = {r.capacity_blocks: r.saved_seconds for r in results if r.policy == "lru"}
+    lru = {result.capacity_blocks: result for result in results if result.policy == "lru"}
     before = None
     for result in results:
         if before not in (None, result.capacity_blocks):
@@ -142,6 +167,12 @@ def make_table(results: Sequence[PolicyResult], source: str) -> Table:
             f"{result.hits:,}",
             f"{result.hit_rate:.4f}",
             f"{result.saved_seconds:,.1f} s",
-            f"{result.saved_seconds / beside - 1:+.2%}" if beside else "-",
+            _change(result.saved_seconds, beside.saved_seconds if beside else 0),
+            f"{result.prefix_saved_seconds:,.1f} s",
+            _change(result.prefix_saved_seconds, beside.prefix_saved_seconds if beside else 0),
         )
     return table
+
+
+def _change(value: float, base: float) -> str:
+    return f"{value / base - 1:+.2%}" if base else "-"
