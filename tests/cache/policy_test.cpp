@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -252,12 +253,21 @@ TEST(Policy, RefusesByName) {
   for (const PolicyKind kind : policy_kinds) {
     EXPECT_EQ(policy_named(name_of(kind)), kind);
     EXPECT_THROW(static_cast<void>(make_policy(kind, 0)), InvalidArgument);
+    EXPECT_THROW(static_cast<void>(make_policy(kind, most_policy_entries + 1)), InvalidArgument);
   }
   const std::vector<std::uint64_t> keys{1, 2};
   const std::vector<double> one{1.0}, zero{1.0, 0.0};
   EXPECT_THROW(static_cast<void>(count_hits(PolicyKind::lru, 0, keys)), InvalidArgument);
   EXPECT_THROW(static_cast<void>(count_hits(PolicyKind::lru, 4, keys, one)), InvalidArgument);
   EXPECT_THROW(static_cast<void>(count_hits(PolicyKind::gdsf, 4, keys, zero)), InvalidArgument);
+  using Limits = std::numeric_limits<double>;
+  for (const double value : {-1.0, Limits::infinity(), Limits::quiet_NaN()}) {
+    const std::vector<double> values{1.0, value};
+    EXPECT_THROW(static_cast<void>(count_hits(PolicyKind::lru, 4, keys, values)), InvalidArgument);
+  }
+  std::vector<std::uint8_t> room_for_one(1);
+  EXPECT_THROW(static_cast<void>(count_hits(PolicyKind::lru, 4, keys, {}, room_for_one)),
+               InvalidArgument);
 }
 
 }  // namespace

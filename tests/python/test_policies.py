@@ -95,6 +95,8 @@ def test_room_for_all_hits_whatever_was_seen(policy: str) -> None:
         (("lru", 4, [1, 2], [1.0]), "1 values for 2 keys"),
         (("gdsf", 4, [1], [0.0]), "values[0] is 0"),
         (("gdsf", 4, [1], [float("nan")]), "values[0] is nan"),
+        (("gdsf", 4, [1, 2], [1.0, float("inf")]), "values[1] is inf"),
+        (("lru", (1 << 31) - 1, [1]), "capacity is 2147483647"),
         (("gdsf", 4, [1], ["a"]), "values is ['a']"),
     ],
 )

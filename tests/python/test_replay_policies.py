@@ -55,6 +55,18 @@ def test_each_policy_is_counted_at_each_capacity() -> None:
     assert "arc" not in table.output
 
 
+def test_the_rate_scales_seconds_and_the_device_decides_nothing() -> None:
+    arguments = ["--policies", "all", "--capacities", "200", "--limit", "60"]
+    rows = in_json(*arguments, "--prefill-tokens-per-s", "1")
+    assert in_json(*arguments, "--prefill-tokens-per-s", "1", "--device", "virtual") == rows
+    for rate in (0.001, 1e12):
+        scaled = in_json(*arguments, "--prefill-tokens-per-s", str(rate))
+        assert [row["hits"] for row in scaled] == [row["hits"] for row in rows]
+        assert [row["saved_seconds"] * rate for row in scaled] == pytest.approx(
+            [row["saved_seconds"] for row in rows]
+        )
+
+
 def test_room_for_everything_saves_the_same_under_every_policy() -> None:
     requests = generate_chat(3, 100)
     accesses = [key for request in requests for key in request.keys]
@@ -105,8 +117,10 @@ def test_where_prefixes_count_the_blocks_of_a_prompt_are_worth_the_same() -> Non
         (["--policies", ""], "'' is none of all"),
         (["--policies", "all", "--capacities", "0"], "0 is not 1 to"),
         (["--policies", "all", "--capacities", "many"], "'many' is no list"),
-        (["--policies", "all", "--prefill-tokens-per-s", "0"], "0.0 is not above 0"),
-        (["--policies", "all", "--prefill-tokens-per-s", "nan"], "nan is not above 0"),
+        (["--policies", "all", "--prefill-tokens-per-s", "0"], "0.0 is outside 0.001 to 1e+12"),
+        (["--policies", "all", "--prefill-tokens-per-s", "nan"], "nan is outside"),
+        (["--policies", "all", "--prefill-tokens-per-s", "1e-320"], "1e-320 is outside"),
+        (["--policies", "all", "--device", "tape"], "--device: 'tape' is neither host nor virtual"),
         (["--policies", "all", "--limit", "0"], "--limit"),
         (["--policies", "all", "--plot", "plot.html"], "--plot: not with --policies"),
         (["--capacities", "5"], "--capacities: only with --policies"),

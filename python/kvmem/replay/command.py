@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from kvmem._shown import shown
 from kvmem.replay import options as limits
 from kvmem.replay.options import HitRule, ReplayError, ReplayOptions
 from kvmem.replay.result import ReplayResult
@@ -148,7 +149,7 @@ def replay(
 
     try:
         limits.expect_limit(limit)
-        _expect_one_of_both(policies, capacities, prefill_tokens_per_s, plot)
+        _expect_one_of_both(policies, device, capacities, prefill_tokens_per_s, plot)
         if policies is not None:
             requests, source = _requests(trace, limit, seed), _source(trace, seed)
             _compare(requests, source, policies, capacities, prefill_tokens_per_s, json_output)
@@ -206,8 +207,15 @@ def _source(trace: Path | None, seed: int) -> str:
 
 
 def _expect_one_of_both(
-    policies: str | None, capacities: str | None, rate: float | None, plot: Path | None
+    policies: str | None,
+    device: str,
+    capacities: str | None,
+    rate: float | None,
+    plot: Path | None,
 ) -> None:
+    # Policies by themselves use no device, so either that a replay runs on gives the same table.
+    if policies is not None and device not in ("host", "virtual"):
+        raise ReplayError(f"--device: {shown(device)} is neither host nor virtual")
     if policies is not None and plot is not None:
         raise ReplayError("--plot: not with --policies, which has nothing that changes over time")
     for name, given in {"--capacities": capacities, "--prefill-tokens-per-s": rate}.items():

@@ -35,6 +35,7 @@ SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 
 TOKENS_PER_SECOND = 1 / 67e-6
 """Prefill of Llama-3-8B on an A100, 67 us a token without attention (profiles of Vidur)."""
+RATE_LEAST, RATE_MOST = 1e-3, 1e12
 
 # Of Llama-3-8B: parameters, layers, hidden size.
 _PARAMETERS, _LAYERS, _HIDDEN = 8.03e9, 32, 4096
@@ -101,8 +102,9 @@ def compare_policies(
     advance: Callable[[int], None],
 ) -> Iterator[PolicyResult]:
     """Drive each policy at each capacity; `advance` is told how many are done."""
-    if not 0 < tokens_per_second < float("inf"):
-        raise ReplayError(f"--prefill-tokens-per-s: {tokens_per_second} is not above 0 and finite")
+    if not RATE_LEAST <= tokens_per_second <= RATE_MOST:  # also refuses NaN
+        limits = f"{RATE_LEAST:g} to {RATE_MOST:g}"
+        raise ReplayError(f"--prefill-tokens-per-s: {tokens_per_second} is outside {limits}")
     keys = np.array([key for request in requests for key in request.keys], np.uint64)
     lengths = np.array([len(request.keys) for request in requests])
     starts = np.cumsum(lengths) - lengths
