@@ -68,8 +68,8 @@ inline constexpr EntryId most_policy_entries = (EntryId{1} << 31U) - 4;
 // Adaptive replacement (Megiddo and Modha, FAST 2003, figure 4), with a real-valued target for the
 // part of what was seen once. Remembers as many evicted keys as there are entries.
 [[nodiscard]] std::unique_ptr<Policy> make_arc(EntryId capacity);
-// GreedyDual-Size with frequency (Cherkasova, HPL-98-69R1): the priority of an entry is that of
-// the last victim plus uses times value, which is kept as a float; of equal ones the least recently
+// GreedyDual-Size with frequency (Cherkasova, HPL-98-69R1): the priority of an entry is the highest
+// of any victim plus uses times value, which is kept as a float; of equal ones the least recently
 // used goes first.
 [[nodiscard]] std::unique_ptr<Policy> make_gdsf(EntryId capacity);
 [[nodiscard]] std::unique_ptr<Policy> make_policy(PolicyKind kind, EntryId capacity);
