@@ -63,7 +63,7 @@ struct IndexOptions {
   double low_free = 0, high_free = 0;
   std::size_t max_plans = 1 << 16;     // unfinished, of both kinds
   std::size_t max_events = 0;          // that wait to be taken; 0: none are made
-  std::function<Nanoseconds()> clock;  // for expiry; the steady clock where there is none
+  std::function<Nanoseconds()> clock;  // for expiry, must not throw; none: the steady clock
 };
 
 using PlanId = std::uint64_t;  // never given twice; 0: a plan with nothing to do
