@@ -61,6 +61,20 @@ struct Busy : Error {
   std::uint64_t transfer;
 };
 
+// The bytes of a stored block are not those that were summed. `block` is its position in the call.
+struct Corrupt : Error {
+  Corrupt(std::size_t position, std::uint32_t in_slot, std::uint32_t kept, std::uint32_t now)
+      : Error(text("block ", position, " (slot ", in_slot, ") is corrupt: its checksum was ", kept,
+                   " and is ", now)),
+        block(position),
+        slot(in_slot),
+        expected(kept),
+        found(now) {}
+  std::size_t block;
+  std::uint32_t slot;
+  std::uint32_t expected, found;
+};
+
 // Stored state does not fit the layout; `fields` lists what differs.
 struct Incompatible : Error {
   Incompatible(std::string message, std::vector<std::string> differing)

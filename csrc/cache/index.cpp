@@ -26,6 +26,14 @@ IndexOptions checked(IndexOptions options) {
     KVMEM_EXPECTS(group.slots > 0, "group '", group.name, "' has no slots");
     KVMEM_EXPECTS(group.need.kind != NeedKind::last || group.need.count > 0, "group '", group.name,
                   "' needs the last 0 blocks, which must be at least 1");
+    if (group.backs) {
+      const auto number = static_cast<std::size_t>(&group - options.groups.data());
+      KVMEM_EXPECTS(*group.backs < number, "group '", group.name, "' backs group ",
+                    int{*group.backs}, ", which must stand before it");
+      for (std::size_t other = 0; other < number; ++other)
+        KVMEM_EXPECTS(options.groups[other].backs != group.backs, "groups '",
+                      options.groups[other].name, "' and '", group.name, "' back the same group");
+    }
     entries += group.slots;
   }
   KVMEM_EXPECTS(entries <= most_entries, "the groups have ", entries,
@@ -61,6 +69,8 @@ Index::Index(IndexOptions options)
   for (const GroupOptions& group : options_.groups) {
     groups_.emplace_back(group, static_cast<GroupIndex>(groups_.size()), base, options_.policy);
     base += group.slots;
+    if (!group.backs) needs_.push_back({groups_.back().number, group.need});
+    if (group.backs) groups_[*group.backs].backed_by = groups_.back().number;
   }
   events_.events.reserve(options_.max_events);
   if (options_.key_bytes != 0) expect_keys(options_.key_bytes);
@@ -130,13 +140,16 @@ void Index::gone(EntryId entry) noexcept {
   Group& group = group_of(entry);
   entries_->facts(entry).state = EntryState::free;
   --group.leaving;
-  group.free_slots[group.free_count++] = entry - group.base;
+  if (!group.retiring.empty() && group.retiring[entry - group.base])
+    ++group.retired;
+  else
+    group.put_free(entry - group.base);
 }
 
 EntryId Index::take_slot(Group& group) noexcept {
   if (group.free_count == 0) static_cast<void>(evict_some(group, 1));
   KVMEM_INVARIANT(group.free_count > 0);
-  return group.base + group.free_slots[--group.free_count];
+  return group.base + group.take_free();
 }
 
 std::size_t Index::evict_some(Group& group, std::size_t most) noexcept {
@@ -192,16 +205,22 @@ void Index::plan_key(StorePlan& result, GroupIndex group_number, std::size_t pos
     if (facts.state == EntryState::writing) ++result.attached;
     return;
   }
+  write_entry(group, found, key, value, result.groups[group_number], position);
+}
+
+// In a slot of its own from now on, held by who writes it.
+void Index::write_entry(Group& group, const Found& found, const std::byte* key, double value,
+                        PlannedSlots& its, std::size_t position) noexcept {
   group.policy->announce(found.hash);
   const EntryId entry = take_slot(group);
   const SlotIndex slot = entry - group.base;
-  entries_->insert(found.hash, key, entry, group_number);
+  entries_->insert(found.hash, key, entry, group.number);
   group.policy->insert(slot, found.hash, value);
   entries_->facts(entry).state = EntryState::writing;
   ++group.writing;
   hold(entry);
-  result.groups[group_number].positions.push_back(static_cast<std::uint32_t>(position));
-  result.groups[group_number].slots.push_back(slot);
+  its.positions.push_back(static_cast<std::uint32_t>(position));
+  its.slots.push_back(slot);
 }
 
 // What the call is about is not evicted for it.
@@ -236,6 +255,7 @@ Index::Ranges Index::ranges_of(std::size_t keys, std::span<const KeyRange> given
   for (const Group& group : groups_) {
     KeyRange& range = ranges[group.number];
     range = {group.need.kind == NeedKind::state && keys > 0 ? keys - 1 : 0, keys};
+    if (group.backs) range = {0, 0};  // somebody copies into it later
     if (!given.empty()) range = given[group.number];
     KVMEM_EXPECTS(range.first <= range.last && range.last <= keys, "the range of group '",
                   options_.groups[group.number].name, "' is ", range.first, " to ", range.last,

@@ -5,7 +5,8 @@
 // slot.
 //
 //   plan_store()  slots for the keys that are missing      writing --finish of the last rank-->
-//   ready reserve()     the longest usable prefix, held            (expires while it was not begun)
+//   ready
+//   reserve()     the longest usable prefix, held            (expires while it was not begun)
 //   begin()       its slots may be read from now on          until every rank has finished
 //   finish()      each rank once, whichever way its copies ended
 //
@@ -13,6 +14,9 @@
 // whoever comes later attaches. A slot is free again when nobody holds its entry and every rank has
 // ended. Never evicted: what is held, in flight, or in the caller's own batch. Recency is updated
 // tail first, so that the head of a chain outlives its tail.
+//
+// A slower tier is a group that backs another one: what is missing there may be used from here.
+// plan_copy() moves keys between the two, so that a key is never in flight without a plan.
 //
 // Any thread; one short leaf lock. What can grow has a bound: slots, `max_plans`, `max_events`.
 #pragma once
@@ -31,27 +35,20 @@
 #include "base/process.hpp"
 #include "base/types.hpp"
 #include "cache/entries.hpp"
+#include "cache/need.hpp"
 #include "cache/policy.hpp"
 
 namespace kvmem {
-
-// What of a group a hit of so many blocks needs.
-enum class NeedKind : std::uint8_t {
-  all,   // every block: full attention
-  last,  // the last `count` blocks: a sliding window
-  state  // the last block alone: recurrent state, which stands for all before it
-};
-struct Need {
-  NeedKind kind = NeedKind::all;
-  std::size_t count = 0;  // of NeedKind::last, at least 1
-};
 
 inline constexpr std::size_t most_groups = 16;
 
 struct GroupOptions {
   std::string name;
-  Need need;
+  Need need;  // of a group that backs another one: that one's
   SlotIndex slots = 0;
+  // The group, named before, whose blocks are here too, or here alone. One group backs another, at
+  // most.
+  std::optional<GroupIndex> backs = std::nullopt;
 };
 
 struct IndexOptions {
@@ -83,12 +80,14 @@ struct StorePlan {
   std::vector<PlannedSlots> groups;  // to be written
 };
 
-// Which of the keys: [first, last).
-struct KeyRange {
-  std::size_t first = 0, last = 0;
-};
-
 enum class Pending : std::uint8_t { stop, attach };  // at a key in flight
+
+// Of two groups for the same positions.
+struct CopyPlan {
+  PlanId id = 0;  // 0: there is nothing to copy, or no room for it
+  std::vector<std::uint32_t> positions;
+  std::vector<SlotIndex> source, target;
+};
 
 struct Reservation {
   PlanId id = 0;
@@ -117,6 +116,7 @@ struct GroupStats {
   std::size_t slots = 0, free = 0, writing = 0, ready = 0;
   std::size_t leaving = 0;    // no longer found, and still held
   std::size_t evictable = 0;  // of the ready ones
+  std::size_t retired = 0;
 };
 struct IndexStats {
   std::vector<GroupStats> groups;
@@ -157,6 +157,12 @@ class Index {
   // The numbers of a refusal, and by whom what is not free is held.
   [[nodiscard]] PoolExhausted exhausted(std::size_t wanted) const;
 
+  // From one group into the one that backs it, or back: for those of the keys that are readable in
+  // `from` and missing in `to`, as far as there is room. The sources are held, the targets written:
+  // finish() publishes those. Nobody's hit.
+  [[nodiscard]] CopyPlan plan_copy(KeyPointers keys, std::size_t key_bytes, GroupIndex from,
+                                   GroupIndex to, const std::string& owner, double value = 1.0);
+
   // Finds and holds in one step. Length 0: there is nothing to give back. Throws InvalidArgument,
   // PoolExhausted at max_plans. `expires_seconds`: from now, unless it was begun; nothing is never.
   [[nodiscard]] Reservation reserve(KeyPointers keys, std::size_t key_bytes,
@@ -165,6 +171,8 @@ class Index {
   // Shortens to the longest usable prefix of at most `length` keys and answers how long that is,
   // 0 when nothing is left. Throws InvalidArgument for a plan that was begun or does not exist.
   std::size_t keep(PlanId reservation, std::size_t length);
+  // How many blocks of each group a reservation holds.
+  [[nodiscard]] std::vector<std::size_t> blocks(PlanId reservation);
   // Nothing while a reserved key is still in flight. Afterwards only finish() lets go of it.
   [[nodiscard]] std::optional<LoadPlan> begin(PlanId reservation);
   // Gives up a reservation that was not begun. Throws InvalidArgument for any other plan.
@@ -179,16 +187,26 @@ class Index {
   std::size_t drop_owner(const std::string& owner);
 
   // No longer found from now on, whoever holds them: evicted on demand, or known to be bad. Keys in
-  // flight will not be published. How many entries.
-  std::size_t remove(KeyPointers keys, std::size_t key_bytes);
+  // flight will not be published. How many entries; of one group where one is given.
+  std::size_t remove(KeyPointers keys, std::size_t key_bytes,
+                     std::optional<GroupIndex> group = std::nullopt);
   std::size_t clear();  // all of them
+
+  // What was in the slots of a group before this index was made, oldest first: readable from now
+  // on. Of keys that stand twice only the first. Throws InvalidArgument for a slot out of range or
+  // that stands twice, and once the group has an entry.
+  void adopt(KeyPointers keys, std::size_t key_bytes, GroupIndex group,
+             std::span<const SlotIndex> slots);
+  // The slot is never used again, from when nobody holds it any more.
+  void retire(GroupIndex group, SlotIndex slot);
 
   // Evicts a few where too few are free: off the path of those who store. How many.
   std::size_t trim(std::size_t most);
   [[nodiscard]] bool wants_trim() const;
 
   // How many leading keys could be reserved now. Holds and counts nothing.
-  [[nodiscard]] std::size_t peek(KeyPointers keys, std::size_t key_bytes) const;
+  [[nodiscard]] std::size_t peek(KeyPointers keys, std::size_t key_bytes,
+                                 Pending pending = Pending::stop) const;
   [[nodiscard]] EntryState state(const std::byte* key, std::size_t key_bytes,
                                  GroupIndex group) const;
 
@@ -208,7 +226,7 @@ class Index {
     EntryId entry = Entries::none;
   };
   class BatchHold;
-  enum class PlanKind : std::uint8_t { store, load };
+  enum class PlanKind : std::uint8_t { store, load, copy };
   using Ranges = std::array<KeyRange, most_groups>;
   using GroupCounts = std::array<std::size_t, most_groups>;
 
@@ -217,15 +235,17 @@ class Index {
   [[nodiscard]] bool knows(std::size_t key_bytes) const;  // throws InvalidArgument
   void find_all(KeyPointers keys) const;                  // into found_, group after group
   [[nodiscard]] bool usable(EntryId entry, bool with_writing) const noexcept;
+  // Of the group or those that back it, what serves this key: readable rather than in flight.
+  [[nodiscard]] EntryId serving(const Group& group, std::size_t keys, std::size_t position,
+                                bool with_writing) const noexcept;
   [[nodiscard]] std::size_t usable_prefix(std::size_t keys, bool with_writing) const noexcept;
-  [[nodiscard]] KeyRange needed(const Need& need, std::size_t length) const noexcept;
   [[nodiscard]] Plan& plan_of(PlanId id);
   [[nodiscard]] Plan& reservation_of(PlanId id);
   // Null at max_plans. With room for so many blocks of each group, so that no more can fail.
   [[nodiscard]] Plan* new_plan(PlanKind kind, const std::string& owner, const GroupCounts& blocks,
                                KeyPointers keys);
   void end_plan(Plan& plan) noexcept;
-  void hold_prefix(Plan& plan, std::size_t keys, std::size_t length) noexcept;
+  void hold_prefix(Plan& plan, std::size_t keys, std::size_t length, bool with_writing) noexcept;
   void let_go_all(Plan& plan) noexcept;
   std::size_t shorten(Plan& plan, std::size_t length);
   [[nodiscard]] bool any(const Plan& plan, EntryState state) const noexcept;
@@ -237,6 +257,9 @@ class Index {
   void plan_key(StorePlan& result, GroupIndex group, std::size_t position, KeyPointers keys,
                 double value) noexcept;
   [[nodiscard]] EntryId take_slot(Group& group) noexcept;
+  void write_entry(Group& group, const Found& found, const std::byte* key, double value,
+                   PlannedSlots& its, std::size_t position) noexcept;
+  void publish(EntryId entry) noexcept;
   void leave(EntryId entry, EntryState how) noexcept;
   void gone(EntryId entry) noexcept;
   void remove_entry(EntryId entry) noexcept;
@@ -252,6 +275,7 @@ class Index {
   mutable std::mutex mutex_;
   std::unique_ptr<Entries> entries_;  // made with the first key
   std::vector<Group> groups_;
+  std::vector<GroupNeed> needs_;              // of those that back none
   std::vector<std::unique_ptr<Plan>> plans_;  // by the low half of their ids; used again
   std::vector<std::uint32_t> free_plans_;
   std::size_t reservations_ = 0;

@@ -9,12 +9,14 @@ namespace kvmem {
 
 // ---- removing ----
 
-std::size_t Index::remove(KeyPointers keys, std::size_t key_bytes) {
+std::size_t Index::remove(KeyPointers keys, std::size_t key_bytes,
+                          std::optional<GroupIndex> of_group) {
   const std::lock_guard lock(mutex_);
   if (keys.empty() || !knows(key_bytes)) return 0;
   std::size_t removed = 0;
   for (const std::byte* const key : keys) {
     for (const Group& group : groups_) {
+      if (of_group && group.number != *of_group) continue;
       const EntryId entry = entries_->find(entries_->hash(key, group.number), key, group.number);
       if (entry == Entries::none) continue;
       remove_entry(entry);
@@ -65,11 +67,11 @@ std::size_t Index::trim(std::size_t most) {
 
 // ---- looking ----
 
-std::size_t Index::peek(KeyPointers keys, std::size_t key_bytes) const {
+std::size_t Index::peek(KeyPointers keys, std::size_t key_bytes, Pending pending) const {
   const std::lock_guard lock(mutex_);
   if (keys.empty() || !knows(key_bytes)) return 0;
   find_all(keys);
-  return usable_prefix(keys.size(), false);
+  return usable_prefix(keys.size(), pending == Pending::attach);
 }
 
 EntryState Index::state(const std::byte* key, std::size_t key_bytes, GroupIndex group) const {
@@ -146,7 +148,8 @@ IndexStats Index::stats() const {
   IndexStats stats = counts_;
   for (const Group& group : groups_) {
     stats.groups.push_back({options_.groups[group.number].name, group.slots, group.free_count,
-                            group.writing, group.ready, group.leaving, group.evictable});
+                            group.writing, group.ready, group.leaving, group.evictable,
+                            group.retired});
     stats.bytes += group.policy->bytes() + group.free_slots.bytes();
   }
   if (entries_) stats.bytes += entries_->bytes();
@@ -192,12 +195,14 @@ void Index::check() const {
       evictable += facts.state == EntryState::ready && facts.holds == 0;
     }
     const auto in = [&](EntryState state) { return counted[static_cast<std::size_t>(state)]; };
-    expect(!entries_ || in(EntryState::free) == group.free_count, "free slots");
+    expect(!entries_ || in(EntryState::free) == group.free_count + group.retired, "free slots");
     expect(in(EntryState::writing) == group.writing, "entries in flight");
     expect(in(EntryState::ready) == group.ready, "readable entries");
     expect(in(EntryState::forgotten) + in(EntryState::failed) == group.leaving, "leaving entries");
     expect(evictable == group.evictable, "evictable entries");
-    expect(group.free_count + group.writing + group.ready + group.leaving == group.slots, "slots");
+    expect(group.free_count + group.writing + group.ready + group.leaving + group.retired ==
+               group.slots,
+           "slots");
   }
 }
 

@@ -11,12 +11,13 @@ struct Index::Group final : MayGo {
   Group(const GroupOptions& options, GroupIndex own_number, EntryId first_entry, PolicyKind kind)
       : number(own_number),
         need(options.need),
+        backs(options.backs.has_value()),
         slots(options.slots),
         base(first_entry),
         free_count(options.slots),
         policy(make_policy(kind, options.slots)),
         free_slots(options.slots) {
-    for (SlotIndex slot = 0; slot < slots; ++slot) free_slots[slots - 1 - slot] = slot;
+    for (SlotIndex slot = 0; slot < slots; ++slot) free_slots[slot] = slot;
   }
 
   bool operator()(EntryId slot) const noexcept override {
@@ -25,17 +26,28 @@ struct Index::Group final : MayGo {
   }
   // Slots that can be had now.
   [[nodiscard]] std::size_t room() const noexcept { return free_count + evictable; }
+  // Each in turn: one that could not be written is not tried again at once.
+  void put_free(SlotIndex slot) noexcept { free_slots[(next_free + free_count++) % slots] = slot; }
+  [[nodiscard]] SlotIndex take_free() noexcept {
+    const SlotIndex slot = free_slots[next_free];
+    next_free = next_free + 1 == slots ? 0 : next_free + 1;
+    --free_count;
+    return slot;
+  }
 
   GroupIndex number;
   Need need;
+  bool backs;
+  std::optional<GroupIndex> backed_by = std::nullopt;
   SlotIndex slots;
   EntryId base;  // the entry of slot 0
-  SlotIndex free_count;
-  // free_count + writing + ready + leaving = slots
-  SlotIndex writing = 0, ready = 0, leaving = 0, evictable = 0;
+  SlotIndex free_count, next_free = 0;
+  // free_count + writing + ready + leaving + retired = slots
+  SlotIndex writing = 0, ready = 0, leaving = 0, evictable = 0, retired = 0;
   const Entries* entries = nullptr;
-  std::unique_ptr<Policy> policy;  // of what is found: writing or ready
-  ZeroedArray<SlotIndex> free_slots;
+  std::unique_ptr<Policy> policy;     // of what is found: writing or ready
+  ZeroedArray<SlotIndex> free_slots;  // a ring
+  std::vector<bool> retiring;         // by slot; empty while none is
 };
 
 struct Index::Plan {
@@ -44,6 +56,7 @@ struct Index::Plan {
   bool live = false, begun = false, failed = false;
   bool attaches = false;  // a load that waits for keys in flight
   std::string owner;
+  GroupIndex target = 0;   // of a copy: the group that is written
   std::size_t length = 0;  // of a load, in keys
   Nanoseconds expires = 0;
   std::vector<PlannedSlots> groups;

@@ -38,38 +38,22 @@ bool Index::usable(EntryId entry, bool with_writing) const noexcept {
          (with_writing && state == EntryState::writing);
 }
 
-KeyRange Index::needed(const Need& need, std::size_t length) const noexcept {
-  const std::size_t count = need.kind == NeedKind::all     ? length
-                            : need.kind == NeedKind::state ? 1
-                                                           : need.count;
-  return {length - std::min(count, length), length};
+EntryId Index::serving(const Group& group, std::size_t keys, std::size_t position,
+                       bool with_writing) const noexcept {
+  EntryId in_flight = Entries::none;
+  for (const Group* tier = &group;; tier = &groups_[*tier->backed_by]) {
+    const EntryId entry = found_[tier->number * keys + position].entry;
+    if (usable(entry, false)) return entry;
+    if (in_flight == Entries::none && usable(entry, with_writing)) in_flight = entry;
+    if (!tier->backed_by) return in_flight;
+  }
 }
 
-// The longest length whose needs are all there, from what was found.
+// From what was found.
 std::size_t Index::usable_prefix(std::size_t keys, bool with_writing) const noexcept {
-  std::size_t longest = keys;
-  for (const Group& group : groups_) {
-    if (group.need.kind != NeedKind::all) continue;
-    const Found* const found = found_.data() + group.number * keys;
-    std::size_t here = 0;
-    while (here < longest && usable(found[here].entry, with_writing)) ++here;
-    longest = here;
-  }
-  for (bool agreed = false; !agreed;) {
-    agreed = true;
-    for (const Group& group : groups_) {
-      if (group.need.kind == NeedKind::all) continue;
-      const Found* const found = found_.data() + group.number * keys;
-      const KeyRange range = needed(group.need, longest);
-      for (std::size_t i = range.last; i-- > range.first;) {
-        if (usable(found[i].entry, with_writing)) continue;
-        longest = i;  // each longer one needs this one too
-        agreed = false;
-        break;
-      }
-    }
-  }
-  return longest;
+  return longest_usable(needs_, keys, [&](GroupIndex group, std::size_t position) {
+    return serving(groups_[group], keys, position, with_writing) != Entries::none;
+  });
 }
 
 // ---- plans ----
@@ -94,7 +78,7 @@ Index::Plan* Index::new_plan(PlanKind kind, const std::string& owner, const Grou
   free_plans_.pop_back();  // nothing fails from here on
   plan.kind = kind;
   plan.live = true;
-  plan.begun = kind == PlanKind::store;
+  plan.begun = kind != PlanKind::load;
   plan.failed = plan.attaches = false;
   plan.length = 0;
   plan.expires = never;
@@ -133,7 +117,7 @@ Index::Plan& Index::plan_of(PlanId id) {
 Index::Plan& Index::reservation_of(PlanId id) {
   Plan& plan = plan_of(id);
   KVMEM_EXPECTS(!plan.begun, "plan ", id, " is ",
-                plan.kind == PlanKind::store ? "that of a store" : "begun",
+                plan.kind == PlanKind::load ? "begun" : "that of a store or copy",
                 ", and only a reservation that was not begun can be changed or released");
   return plan;
 }
@@ -149,20 +133,28 @@ bool Index::any(const Plan& plan, EntryState state) const noexcept {
 
 // ---- load ----
 
-// Of those that were found; tail first, so that the head is the most recent one.
-void Index::hold_prefix(Plan& plan, std::size_t keys, std::size_t length) noexcept {
+// Of those that were found; tail first, so that the head is the most recent one. In each tier: what
+// is used from one must not be forgotten by the next.
+void Index::hold_prefix(Plan& plan, std::size_t keys, std::size_t length,
+                        bool with_writing) noexcept {
   for (const Group& group : groups_) {
-    const Found* const found = found_.data() + group.number * keys;
-    PlannedSlots& its = plan.groups[group.number];
+    if (group.backs) continue;
     const KeyRange range = needed(group.need, length);
     for (std::size_t i = range.first; i < range.last; ++i) {
-      hold(found[i].entry);
-      its.positions.push_back(static_cast<std::uint32_t>(i));
-      its.slots.push_back(found[i].entry - group.base);
+      const EntryId entry = serving(group, keys, i, with_writing);
+      const Group& its = group_of(entry);
+      hold(entry);
+      plan.groups[its.number].positions.push_back(static_cast<std::uint32_t>(i));
+      plan.groups[its.number].slots.push_back(entry - its.base);
     }
-    for (std::size_t i = range.last; i-- > range.first;) {
-      if (entries_->facts(found[i].entry).state != EntryState::forgotten)
-        group.policy->touch(found[i].entry - group.base);
+    for (const Group* tier = &group;; tier = &groups_[*tier->backed_by]) {
+      const Found* const found = found_.data() + tier->number * keys;
+      for (std::size_t i = range.last; i-- > range.first;) {
+        const EntryId entry = found[i].entry;
+        if (entry != Entries::none && entries_->facts(entry).state != EntryState::forgotten)
+          tier->policy->touch(entry - tier->base);
+      }
+      if (!tier->backed_by) break;
     }
   }
   plan.length = length;
@@ -202,7 +194,7 @@ Reservation Index::reserve(KeyPointers keys, std::size_t key_bytes, const std::s
                         {"plans", 1, 0, options_.max_plans, plans_.size(), 0});
   }
   plan->attaches = result.pending && pending == Pending::attach;
-  hold_prefix(*plan, keys.size(), result.length);
+  hold_prefix(*plan, keys.size(), result.length, plan->attaches);
   if (expires_seconds) {
     plan->expires = options_.clock() + static_cast<Nanoseconds>(*expires_seconds * 1e9);
     next_expiry_ = std::min(next_expiry_, plan->expires);
@@ -233,7 +225,7 @@ std::size_t Index::shorten(Plan& plan, std::size_t length) {
     its.positions.clear();
     its.slots.clear();
   }
-  hold_prefix(plan, keys, usable_keys);
+  hold_prefix(plan, keys, usable_keys, plan.attaches);
   for (const Group& group : groups_) {
     for (const SlotIndex slot : before[group.number].slots) let_go(group.base + slot);
   }
@@ -310,7 +302,7 @@ bool Index::finish(PlanId id, std::size_t rank, bool ok) {
   plan.ended[rank] = true;
   if (!ok && !plan.failed) {
     plan.failed = true;
-    if (plan.kind == PlanKind::store) give_up(plan);
+    if (plan.kind != PlanKind::load) give_up(plan);
   }
   if (--plan.ranks_left > 0) return false;
   settle(plan);
@@ -331,27 +323,32 @@ void Index::give_up(const Plan& plan) noexcept {
 // Every rank has ended: what arrived everywhere is readable.
 void Index::settle(const Plan& plan) noexcept {
   std::uint64_t& failed =
-      plan.kind == PlanKind::store ? counts_.blocks_store_failed : counts_.blocks_load_failed;
+      plan.kind == PlanKind::load ? counts_.blocks_load_failed : counts_.blocks_store_failed;
   for (Group& group : groups_) {
     const PlannedSlots& its = plan.groups[group.number];
+    if (plan.kind == PlanKind::copy && group.number != plan.target) continue;
     if (plan.kind == PlanKind::load || plan.failed) {
       (plan.failed ? failed : counts_.blocks_loaded) += its.slots.size();
       continue;
     }
     for (const SlotIndex slot : its.slots) {
-      const EntryId entry = group.base + slot;
-      EntryFacts& facts = entries_->facts(entry);
-      if (facts.state != EntryState::writing) {  // removed meanwhile
-        ++failed;
-        continue;
-      }
-      facts.state = EntryState::ready;
-      --group.writing;
-      ++group.ready;
-      ++counts_.blocks_published;
-      tell(IndexEvent::Kind::stored, entry);
+      if (entries_->facts(group.base + slot).state == EntryState::writing)
+        publish(group.base + slot);
+      else
+        ++failed;  // removed meanwhile
     }
   }
+}
+
+void Index::publish(EntryId entry) noexcept {
+  Group& group = group_of(entry);
+  EntryFacts& facts = entries_->facts(entry);
+  facts.state = EntryState::ready;
+  --group.writing;
+  ++group.ready;
+  if (facts.holds == 0) ++group.evictable;
+  ++counts_.blocks_published;
+  tell(IndexEvent::Kind::stored, entry);
 }
 
 }  // namespace kvmem

@@ -33,6 +33,27 @@ std::exception_ptr CopyQueue::error(const CopyJob& job) {
   return job.error_;
 }
 
+bool CopyQueue::begin_check(CopyJob& job) noexcept {
+  const std::lock_guard lock(job.mutex_);
+  if (job.finished_ || job.dropped_ || !job.unchecked_.load() || job.in_flight_ > 0) return false;
+  const bool offload = job.batch_->direction() == Direction::to_host;
+  if (offload && !job.all_submitted_.load()) return false;
+  ++job.in_flight_;
+  return true;
+}
+
+bool CopyQueue::end_check(CopyJob& job, std::exception_ptr error) noexcept {
+  const std::lock_guard lock(job.mutex_);
+  --job.in_flight_;
+  job.unchecked_.store(false);
+  if (error) {
+    job.error_ = std::move(error);
+    job.dropped_ = true;
+    job.all_submitted_.store(true);
+  }
+  return finish_if_last(job);
+}
+
 CopyQueue::Times CopyQueue::settle(CopyJob& job) noexcept {
   Times times;
   CopyJob::Events ended;  // let go of outside the lock: events call the device when they die

@@ -95,6 +95,10 @@ bool CopyQueue::next(Slice& slice) {
         waiting_count_.fetch_sub(1);
         continue;
       }
+      if ((*job)->unchecked_.load() && (*job)->batch_->direction() == Direction::to_device) {
+        ++job;
+        continue;
+      }
       Lane* const lane = lane_for(**job);
       // Where the lane still waits, nothing moves: such a job takes no room from ready ones, and
       // holds none back.
@@ -327,7 +331,7 @@ bool CopyQueue::ended(Slice& slice, bool lost) noexcept {
     slice.lane->bytes -= slice.bytes;
     slice.lane->descriptors -= slice.end - slice.begin;
   }
-  bool last = false;
+  bool last = false, idle = false;
   {
     const std::lock_guard lock(job.mutex_);
     --job.in_flight_;
@@ -337,8 +341,9 @@ bool CopyQueue::ended(Slice& slice, bool lost) noexcept {
       job.all_submitted_.store(true);
     }
     last = finish_if_last(job);
+    idle = job.in_flight_ == 0 && job.all_submitted_.load();
   }
-  if (last) free_lane_of(job);
+  if (idle) free_lane_of(job);
   return last;
 }
 
@@ -358,6 +363,7 @@ CopyQueue::Dropped CopyQueue::drop(CopyJob& job) noexcept {
 
 bool CopyQueue::finish_if_last(CopyJob& job) noexcept {
   if (job.finished_ || job.in_flight_ > 0 || !job.all_submitted_.load()) return false;
+  if (job.unchecked_.load() && !job.dropped_) return false;
   return job.finished_ = true;
 }
 

@@ -68,6 +68,9 @@ class CopyJob {
   // The transfers that this one runs after; none once it is finished.
   [[nodiscard]] Jobs behind() const;
   [[nodiscard]] bool cancelled() const;  // dropped by its owner before it was finished
+  // Its bytes are to be checked: before the first slice of a restore, behind the last one of an
+  // offload. Until then the one is not submitted and the other not finished. Before it is accepted.
+  void expect_check() noexcept { unchecked_.store(true); }
 
  private:
   friend class CopyQueue;
@@ -77,6 +80,7 @@ class CopyJob {
   std::atomic<Nanoseconds> submitted_at_{-1};
   std::atomic<bool> all_submitted_{false};
   std::atomic<bool> urgent_{false};
+  std::atomic<bool> unchecked_{false};
 
   // The submitter's.
   Events after_;          // not observed complete yet
@@ -152,6 +156,12 @@ class CopyQueue {
   // No further slices; the job counts as cancelled unless too late.
   [[nodiscard]] Dropped drop(CopyJob& job) noexcept;
 
+  // Whether the check of a job's bytes may begin now, which then counts as in flight. Of an offload
+  // that is said once, when its last slice has ended; never of a job that was dropped.
+  [[nodiscard]] static bool begin_check(CopyJob& job) noexcept;
+  // With what the check found, if it is bad. Whether that finished the job: an offload always.
+  [[nodiscard]] static bool end_check(CopyJob& job, std::exception_ptr error) noexcept;
+
   // The event recorded behind a stage; `submitted` false: not yet; a null event: nothing to wait
   // for.
   struct StagePoint {
@@ -182,7 +192,7 @@ class CopyQueue {
   void through_staging(Slice& slice);
   void publish(const Slice& slice, const std::exception_ptr& error) noexcept;
   [[nodiscard]] QueueWindow budget(const Lane& lane) const noexcept;
-  [[nodiscard]] bool finish_if_last(CopyJob& job) noexcept;  // with the job's lock held
+  [[nodiscard]] static bool finish_if_last(CopyJob& job) noexcept;  // with the job's lock held
   void free_lane_of(const CopyJob& job) noexcept;
 
   std::shared_ptr<EventPool> events_;

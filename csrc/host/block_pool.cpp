@@ -22,6 +22,11 @@ std::size_t HostBlocks::slot_bytes() const noexcept {
   return core_ != nullptr ? core_->slot_bytes() : 0;
 }
 
+std::optional<std::uint32_t> HostBlocks::sum(std::size_t i) const noexcept {
+  KVMEM_INVARIANT(i < slots_.size());
+  return core_->sum(slots()[i]);
+}
+
 bool HostBlocks::pinned() const noexcept { return core_ != nullptr && core_->pinned(slots()); }
 
 bool HostBlocks::in_one_chunk() const noexcept {
@@ -123,6 +128,15 @@ PoolTicket BlockPool::enqueue(std::size_t count, Waker waker) {
 
 HostBlocks BlockPool::share_indices(std::span<const SlotIndex> slots) {
   return core_->add(slots, Holder::owner, true);
+}
+
+void BlockPool::keep_sums() { core_->keep_sums(); }
+void BlockPool::set_sum(SlotIndex slot, std::uint32_t sum) noexcept { core_->set_sum(slot, sum); }
+void BlockPool::forget_sums(std::span<const SlotIndex> slots) noexcept {
+  core_->forget_sums(slots);
+}
+std::optional<std::uint32_t> BlockPool::sum(SlotIndex slot) const noexcept {
+  return core_->sum(slot);
 }
 
 std::uint64_t BlockPool::free() const { return core_->free(); }

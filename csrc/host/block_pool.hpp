@@ -6,6 +6,11 @@
 // copy has not been observed to end by then, or a slot is poisoned, the region is leaked: never
 // unmapped under a copy.
 //
+// A pool over attached memory (RegionOptions::attach) hands out none of it: each slot has an owner
+// elsewhere, the pool that made the memory or an index over it. It takes part by number alone,
+// share_indices(), and what its holders do shows in no other pool: whoever hands the slots out has
+// to be told when copies have ended.
+//
 // Threads: every call, any thread; one short leaf lock. Full is not an error: try_acquire answers
 // with nullopt.
 #pragma once
@@ -51,7 +56,8 @@ class HostBlocks {  // move-only
   [[nodiscard]] std::byte* data(std::size_t i) const noexcept;
   [[nodiscard]] std::size_t block_bytes() const noexcept;
   [[nodiscard]] std::size_t slot_bytes() const noexcept;
-  [[nodiscard]] bool pinned() const noexcept;  // each of them
+  [[nodiscard]] std::optional<std::uint32_t> sum(std::size_t i) const noexcept;  // if one is kept
+  [[nodiscard]] bool pinned() const noexcept;                                    // each of them
   // Whether one copy may touch them all: no two are in chunks that were pinned one by one.
   [[nodiscard]] bool in_one_chunk() const noexcept;
   [[nodiscard]] bool of(const detail::PoolCore* core) const noexcept { return core_ == core; }
@@ -136,8 +142,8 @@ class BlockPool {
   // answers false. Whoever was given a slot gives it back once; until then it counts as held, also
   // behind the pool's end.
   [[nodiscard]] bool try_acquire(std::span<SlotIndex> slots);
-  // Throws InvalidArgument for a slot out of range or without an owner left; then nothing has
-  // changed.
+  // Throws InvalidArgument for a slot out of range or without an owner left, and for an attached
+  // pool; then nothing has changed.
   void release(std::span<const SlotIndex> slots);
   // Joins the FIFO. Throws CapacityError at once when `count` exceeds the capacity less what is
   // poisoned.
@@ -145,6 +151,14 @@ class BlockPool {
   // A further owner of slots that somebody already holds, by index (throws InvalidArgument for one
   // that nobody does).
   [[nodiscard]] HostBlocks share_indices(std::span<const SlotIndex> slots);
+
+  // Checksums (CRC32C of the payload) of slots, kept from now on; twice is fine. A slot that is
+  // acquired has none. Who lets a slot be written forgets its sum first; that is a no-op where none
+  // are kept. Each process has its own: of a slot that another one writes nothing is known here.
+  void keep_sums();
+  void set_sum(SlotIndex slot, std::uint32_t sum) noexcept;
+  void forget_sums(std::span<const SlotIndex> slots) noexcept;
+  [[nodiscard]] std::optional<std::uint32_t> sum(SlotIndex slot) const noexcept;
 
   [[nodiscard]] std::uint64_t free() const;  // what try_acquire() can have just now
   [[nodiscard]] PoolStats stats() const;

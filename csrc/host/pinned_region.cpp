@@ -19,6 +19,7 @@
 #include "base/proc_file.hpp"
 #include "base/signals.hpp"
 #include "device/host_memory.hpp"
+#include "host/attached_memory.hpp"
 #include "host/budget.hpp"
 #include "host/numa.hpp"
 #include "host/page_touch.hpp"
@@ -159,13 +160,14 @@ PinnedRegion PinnedRegion::map(std::size_t bytes, const RegionOptions& options) 
   if (options.numa_node) expect_numa_node(*options.numa_node);
   if (bytes > most_mapped_bytes) refuse("cannot map memory", "address space", bytes, ENOMEM);
   if (!options.has_bytes) {
-    KVMEM_EXPECTS(options.hugepages != HugePages::required && !options.shared,
+    KVMEM_EXPECTS(options.hugepages != HugePages::required && !options.shared && !options.attach,
                   "a device without bytes has neither huge pages nor shared memory");
     PinnedRegion region;
     region.data_ = static_cast<std::byte*>(map_addresses(bytes));
     region.facts_.bytes = round_up(bytes, system_page_bytes());
     return region;
   }
+  if (options.attach) return map_attached(bytes, *options.attach);
   if (options.hugepages != HugePages::never) {
     // No budget: reserved pages are taken already, so MemAvailable says nothing about them.
     try {
@@ -196,6 +198,18 @@ PinnedRegion PinnedRegion::map_pages(std::size_t bytes, const RegionOptions& opt
               options.progress);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   region.facts_.touch_seconds = took.count();
+  return region;
+}
+
+// Of no budget, placed and touched already: what is there belongs to whoever made it.
+PinnedRegion PinnedRegion::map_attached(std::size_t bytes, int descriptor) {
+  PinnedRegion region;
+  const AttachedMemory memory = attach_memory(descriptor, bytes);
+  region.facts_.memfd = memory.memfd;
+  region.facts_.page_bytes = memory.page_bytes;
+  const bool reserved_pages = memory.page_bytes > system_page_bytes();
+  region.reserve_addresses(memory.bytes, reserved_pages);
+  region.advise(true, reserved_pages);
   return region;
 }
 
@@ -240,8 +254,9 @@ void PinnedRegion::advise(bool shared, bool reserved_pages) {
   }
   // A child must not share our pages copy-on-write: our next write would move us to a new page,
   // away from the one that a copy goes to. Reserved pages cannot be wiped on fork; there the child
-  // has no mapping at all.
-  if (!shared && madvise(data_, facts_.bytes, MADV_WIPEONFORK) != 0) {
+  // has no mapping at all. Nor has it one of shared memory: nothing is copied on write there, but
+  // through a view that it inherited it would write to slots that are somebody else's by then.
+  if (shared || madvise(data_, facts_.bytes, MADV_WIPEONFORK) != 0) {
     madvise(data_, facts_.bytes, MADV_DONTFORK);
   }
 }

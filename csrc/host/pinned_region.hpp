@@ -5,12 +5,16 @@
 // shared region is a memfd, its space reserved before use so that no touch can end in SIGBUS. The
 // whole range is mapped, checked against the budget, bound to its NUMA node and touched (in
 // parallel, with progress) before map() returns. Reserved huge pages are in no budget: they are
-// taken from the machine already. They cannot be wiped on fork either; a child has no mapping
-// there.
+// taken from the machine already. Neither they nor shared memory can be wiped on fork; a child has
+// no mapping there.
+//
+// An attached region is a further mapping of a shared one, often of another process's. Its memory
+// was taken and touched by whoever made it, and stays until the last mapping and descriptor go.
 //
 // Threads: map() and leaked_region_bytes() from any; a region is for one thread at a time, its
 // bytes, facts() and pinned_bytes() are for all. Throws CapacityError that names the limit and the
-// numbers; a failure leaves nothing behind.
+// numbers, and InvalidArgument that says why memory cannot be attached; a failure leaves nothing
+// behind.
 #pragma once
 
 #include <atomic>
@@ -45,8 +49,11 @@ struct RegionOptions {
   // Without a numa_node: taken from there while there is any; ignored where there is no such node.
   std::optional<int> preferred_node = std::nullopt;
   bool shared = false;  // memfd instead of private memory
+  // The memfd of a shared region, which stays the caller's: that memory instead of new one, as it
+  // is. Only `has_bytes` means anything beside it.
+  std::optional<int> attach = std::nullopt;
   // False: addresses only, of no budget; whoever touches one crashes. Nothing above applies but
-  // that required huge pages and shared memory are refused.
+  // that required huge pages and shared or attached memory are refused.
   bool has_bytes = true;
   unsigned touch_threads = 0;  // 0: one per core, at most 8
   // Called from the mapping thread, at least every 64 MiB; returning false cancels (throws
@@ -102,6 +109,7 @@ class PinnedRegion {
   PinnedRegion() = default;
   [[nodiscard]] static PinnedRegion map_pages(std::size_t bytes, const RegionOptions& options,
                                               std::size_t page_bytes, bool reserved_pages);
+  [[nodiscard]] static PinnedRegion map_attached(std::size_t bytes, int descriptor);
   void reserve_addresses(std::size_t length, bool reserved_pages);
   void advise(bool shared, bool reserved_pages);
   void place(const RegionOptions& options);

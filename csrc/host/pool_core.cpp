@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/check.hpp"
 #include "host/budget.hpp"
@@ -55,18 +56,27 @@ PoolCore::PoolCore(std::shared_ptr<Device> device, const PoolOptions& options,
       block_bytes_(options.block_bytes),
       slot_bytes_(slot_bytes),
       capacity_(capacity),
+      attached_(options.region.attach.has_value()),
       pace_{options.pin_bytes_per_second},
       region_(PinnedRegion::map(slot_bytes * capacity, region_for(*device_, options, capacity))),
       table_(capacity, pinned_behind_at_a_time(options, pace_, slot_bytes)),
-      tickets_(capacity) {
+      tickets_(attached_ ? 0 : capacity) {
+  if (attached_) {
+    std::vector<SlotIndex> all(capacity);
+    table_.acquire(all);
+    note_peaks();
+  }
   if (pins_first(*device_, options.pin)) pin_first(options.region.progress);
   if (options.pin == Pin::background) pin_behind();  // last: its thread uses all of this
 }
 
-// Nobody holds anything any more, so what is not free is what a copy may still touch.
+// Nobody holds anything any more, so what is not free is what a copy may still touch. Of an
+// attached pool the owners elsewhere are left.
 PoolCore::~PoolCore() {
   table_.check();
-  if (table_.counts().free != capacity_) region_.leak();
+  const SlotCounts& counts = table_.counts();
+  const std::uint32_t untouched = attached_ ? counts.held : counts.free;
+  if (untouched != capacity_) region_.leak();
 }
 
 template <class Change>
@@ -125,6 +135,7 @@ bool PoolCore::try_acquire(std::span<SlotIndex> slots) {
 bool PoolCore::try_acquire_locked(std::span<SlotIndex> slots) {
   if (!tickets_.try_take(slots.size())) return false;
   table_.acquire(slots);
+  forget_sums(slots);
   note_peaks();
   acquired_ += slots.size();
   return true;
@@ -136,7 +147,9 @@ std::shared_ptr<Ticket> PoolCore::enqueue(std::size_t count, Waker waker) {
   const std::lock_guard lock(mutex_);
   expect_open();
   if (count > tickets_.bound()) {
-    throw CapacityError("more blocks than the pool can ever give", shortage_locked(count));
+    throw CapacityError(attached_ ? "an attached pool gives no blocks: another one does"
+                                  : "more blocks than the pool can ever give",
+                        shortage_locked(count));
   }
   auto ticket = tickets_.enqueue(count, std::move(waker));
   ++handles_;
@@ -159,6 +172,7 @@ HostBlocks PoolCore::take(const Ticket& ticket) {
   SlotList slots(ticket.wanted);
   const std::lock_guard lock(mutex_);
   table_.acquire(slots.span());
+  forget_sums(slots.span());
   note_peaks();
   acquired_ += slots.size();
   // The ticket's place in handles_ is now this one's.
@@ -188,6 +202,7 @@ void PoolCore::remove(std::span<const SlotIndex> slots, Holder holder) noexcept 
 }
 
 void PoolCore::release(std::span<const SlotIndex> slots) {
+  KVMEM_EXPECTS(!attached_, "the slots of an attached pool go home to another one");
   expect_same_process();
   const std::lock_guard lock(mutex_);
   table_.expect_owners(slots);
@@ -205,8 +220,18 @@ void PoolCore::poison(std::span<const SlotIndex> slots) noexcept {
   leave([&] {
     const std::uint32_t before = table_.counts().poisoned;
     table_.poison(slots);
-    tickets_.lose(table_.counts().poisoned - before);
+    if (!attached_) tickets_.lose(table_.counts().poisoned - before);
   });
+}
+
+void PoolCore::keep_sums() {
+  expect_same_process();
+  if (sums_.load() != nullptr) return;
+  auto sums = std::make_unique<BlockSums>(capacity_);
+  const std::lock_guard lock(mutex_);
+  if (own_sums_) return;
+  own_sums_ = std::move(sums);
+  sums_.store(own_sums_.get(), std::memory_order_release);
 }
 
 void PoolCore::close() noexcept {
@@ -276,7 +301,7 @@ void PoolCore::check() {
   const std::lock_guard lock(mutex_);
   table_.check();
   KVMEM_INVARIANT(tickets_.free() <= table_.counts().free);
-  KVMEM_INVARIANT(tickets_.bound() == capacity_ - table_.counts().poisoned);
+  KVMEM_INVARIANT(tickets_.bound() == (attached_ ? 0 : capacity_ - table_.counts().poisoned));
 }
 
 }  // namespace kvmem::detail

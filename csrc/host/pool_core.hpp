@@ -2,6 +2,7 @@
 // its handles; every other room sees host/block_pool.hpp.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "base/process.hpp"
 #include "host/block_pool.hpp"
+#include "host/block_sums.hpp"
 #include "host/page_touch.hpp"
 #include "host/pin_pace.hpp"
 
@@ -39,6 +41,18 @@ class PoolCore {
   void release(std::span<const SlotIndex> slots);
   void expect_no_copies(std::span<const SlotIndex> slots);
   void poison(std::span<const SlotIndex> slots) noexcept;
+
+  void keep_sums();
+  void set_sum(SlotIndex slot, std::uint32_t sum) noexcept {
+    if (BlockSums* const sums = sums_.load(std::memory_order_acquire)) sums->set(slot, sum);
+  }
+  void forget_sums(std::span<const SlotIndex> slots) noexcept {
+    if (BlockSums* const sums = sums_.load(std::memory_order_acquire)) sums->forget(slots);
+  }
+  [[nodiscard]] std::optional<std::uint32_t> sum(SlotIndex slot) const noexcept {
+    const BlockSums* const sums = sums_.load(std::memory_order_acquire);
+    return sums != nullptr ? sums->get(slot) : std::nullopt;
+  }
 
   void close() noexcept;
   void drop_pool() noexcept;
@@ -82,11 +96,15 @@ class PoolCore {
   const std::shared_ptr<Device> device_;
   const std::size_t block_bytes_, slot_bytes_;
   const std::uint32_t capacity_;
+  // Another pool hands its slots out: each has an owner elsewhere, who never lets go here.
+  const bool attached_;
   const PinPace pace_;
   const ProcessMark mark_;
   PinnedRegion region_;
+  std::atomic<BlockSums*> sums_{nullptr};  // those below, once there are any
 
   std::mutex mutex_;
+  std::unique_ptr<BlockSums> own_sums_;
   BlockTable table_;
   TicketQueue tickets_;  // free() is what the table has free, less what is granted and not taken
   // The pool object, each HostBlocks with slots, each PoolTicket, the thread that pins.

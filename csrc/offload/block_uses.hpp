@@ -42,9 +42,9 @@ class BlockUses {
     }
   }
 
-  template <class Id>
-  void end(const std::vector<Id>& blocks, Access access) noexcept {
-    for (const Id block : blocks) {
+  template <class Ids>
+  void end(const Ids& blocks, Access access) noexcept {
+    for (const auto block : blocks) {
       Use& use = uses_[static_cast<std::size_t>(block)];
       KVMEM_INVARIANT(access == Access::read ? use.readers > 0 : use.writers > 0);
       if (access == Access::read)

@@ -32,6 +32,9 @@ class HostCopy {
   [[nodiscard]] HostCopy slice(std::size_t first, std::size_t count) const {
     return {layout_, blocks().share(first, count)};
   }
+  // Sums the blocks that have a checksum, now and here, and compares; answers how many those are.
+  // Throws Corrupt for the first that differs, AlreadyReleased.
+  std::size_t verify() const;
   void release() {  // throws AlreadyReleased the second time
     static_cast<void>(blocks());
     blocks_.release();

@@ -21,6 +21,10 @@ void expect_config(const ManagerConfig& config, const KVLayout& layout) {
   at_least("max_reports", config.max_reports, 1);
   KVMEM_EXPECTS(config.max_reports <= most_reports, "max_reports is ", config.max_reports,
                 ", at most ", most_reports);
+  at_least("checksum_every", config.checksum_every, 1);
+  at_least("checksum_workers", config.checksum_workers, 1);
+  KVMEM_EXPECTS(config.checksum_workers <= most_checksum_workers, "checksum_workers is ",
+                config.checksum_workers, ", at most ", most_checksum_workers);
   at_least("staging_pieces", config.staging_pieces, 1);
   at_least("staging_piece_bytes", config.staging_piece_bytes, slot_alignment_bytes);
 }
@@ -59,8 +63,12 @@ std::shared_ptr<Manager> Manager::make(std::shared_ptr<Runtime> runtime, KVLayou
   KVMEM_EXPECTS(pool->block_bytes() == layout.block_bytes(), "block_bytes: the pool has ",
                 pool->block_bytes(), ", the layout ", layout.block_bytes());
   expect_config(config, layout);
+  const bool sums = config.checksum != Checksum::off;
+  KVMEM_EXPECTS(!sums || runtime->device().info().has_bytes,
+                "checksum needs a device whose memory has bytes");
   std::shared_ptr<Manager> manager(
       new Manager(std::move(runtime), std::move(layout), std::move(pool), config));
+  if (sums) manager->open_checksums();
   manager->runtime_->add(manager);
   if (config.reaper) manager->reaper_ = manager->runtime_->lease_reaper();
   return manager;
@@ -185,6 +193,7 @@ std::shared_ptr<Transfer> Manager::accept(TransferKind kind, TransferRequest req
   auto job = make_job(kind, request, guarded, layout());
   auto transfer = std::make_shared<Transfer>(job);
   Side& accepting = side(*job);
+  BlockClaim* const claim = request.claim.get();
   job->requested = admission.requested;
   job->guarded = std::move(guarded);
   job->result = std::move(result);
@@ -194,34 +203,43 @@ std::shared_ptr<Transfer> Manager::accept(TransferKind kind, TransferRequest req
   // A demand transfer must not wait for a background one that it is ordered behind.
   if (job->priority() == Priority::demand) CopyQueue::hurry_those_before(*job);
   try {
-    activate(job, admission);
+    activate(job, claim, admission);
   } catch (const Busy&) {
     // What is in the way may have ended and only not been asked yet: a caller who saw a later end
     // counts on that.
     runtime_->recycle().reap_in_turn();
     runtime_->device().progress().bump();  // somebody is to submit what that made room for
-    activate(job, admission);
+    activate(job, claim, admission);
   }
   const bool first = accepting.queue->accept(std::move(entry));  // from here on nothing can fail
+  if (kind == TransferKind::restore && job->has_checks()) checksums_->start(job);
   submit_ready();
   // A reaper sleeps soundly while nothing waits.
   if (first && accepting.queue->waiting() > 0) runtime_->device().progress().bump();
   return transfer;
 }
 
-void Manager::activate(const std::shared_ptr<TransferJob>& job, Admission& admission) {
+void Manager::activate(const std::shared_ptr<TransferJob>& job, BlockClaim* claim,
+                       Admission& admission) {
   const std::lock_guard lock(mutex_);
   // Again, under the lock: close() counts what is active behind it, so that nothing starts later.
   if (gate_.closed()) throw Closed("the manager is closed");
   if (job->layout != layout_)
     throw Busy("the layout was rebound during the call", job->device_blocks.front(), 0);
-  expect_free(*job);
+  BlockClaim::TakeOver taking(claim, *job);
+  expect_free(job->kind, job->device_blocks, job->host_slots, job->behind(), claim);
+  if (checksums_) choose_checks(*job);
   active_.emplace(last_id_ + 1, job);
   job->id = ++last_id_;
   if (job->report) job->report->id = job->id;
   admission.take_amounts();  // finish() gives them back
+  taking.done();
   begin_uses(*job);
   ++side(*job).stats.accepted;
+  if (job->has_checks()) job->expect_check();
+  if (job->kind == TransferKind::restore) return;
+  offloaded_ += job->host_slots.size();
+  pool_->forget_sums(job->host_slots);  // also where this manager keeps none: another one may
 }
 
 std::shared_ptr<TransferJob> Manager::make_job(TransferKind kind, const TransferRequest& request,
@@ -247,6 +265,7 @@ std::shared_ptr<TransferJob> Manager::make_job(TransferKind kind, const Transfer
 
 void Manager::submit_ready() noexcept {
   if (mark_.must_leak()) return;
+  settle_checks();
   // Until neither moves: a transfer of one direction may wait for the submission of one of the
   // other.
   for (bool moved = true; moved;) {
@@ -290,7 +309,8 @@ bool Manager::submit_some(Side& submitting, Turn turn) noexcept {
 }
 
 bool Manager::has_waiting() const noexcept {
-  return std::ranges::any_of(sides_, [](const Side& each) { return each.queue->waiting() > 0; });
+  return (checksums_ && checksums_->has_ended()) ||
+         std::ranges::any_of(sides_, [](const Side& each) { return each.queue->waiting() > 0; });
 }
 
 // ---- 3 complete, 4 recycle ----
@@ -298,12 +318,17 @@ bool Manager::has_waiting() const noexcept {
 void Manager::slice_ended(Slice& slice, bool lost) noexcept {
   auto& job = static_cast<TransferJob&>(*slice.job);
   job.lost |= lost;
-  if (side(job).queue->ended(slice, lost)) finish(job);
+  if (side(job).queue->ended(slice, lost)) return finish(job);
+  if (!job.has_checks() || !CopyQueue::begin_check(job)) return;
+  job.copied = runtime_->device().now();
+  checksums_->start(std::static_pointer_cast<TransferJob>(slice.job));
+  // In virtual time it has ended by now: who sees a later end counts on this one.
+  if (runtime_->device().info().virtual_time) settle_checks();
 }
 
 void Manager::finish(TransferJob& job) noexcept {
   Side& finishing = side(job);
-  const Nanoseconds observed = runtime_->device().now();
+  const Nanoseconds observed = job.copied >= 0 ? job.copied : runtime_->device().now();
   const std::exception_ptr error = CopyQueue::error(job);
   const TransferState state = error             ? TransferState::failed
                               : job.cancelled() ? TransferState::cancelled

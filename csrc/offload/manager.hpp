@@ -15,10 +15,12 @@
 
 #include <array>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/gate.hpp"
 #include "offload/admission.hpp"
 #include "offload/block_uses.hpp"
+#include "offload/checksums.hpp"
 #include "offload/config.hpp"
 #include "offload/timeline.hpp"
 #include "offload/transfer.hpp"
@@ -32,11 +34,14 @@ struct After {
   CopyJob::Jobs transfers;
 };
 
+class BlockClaim;
+
 struct TransferRequest {
   std::vector<BlockId> blocks;  // device blocks, in the order of the host blocks
   After after;
   Priority priority = Priority::background;
   std::optional<Tag> tag;
+  std::shared_ptr<BlockClaim> claim = nullptr;  // that the blocks are taken out of, or null
 };
 
 struct DirectionStats {
@@ -53,6 +58,7 @@ struct ManagerStats {
   std::size_t restoration_slots = 0;         // device blocks that an unfinished restore writes
   std::size_t reports_waiting = 0, reports_taken = 0, waiters = 0;
   std::size_t smallest_segment_bytes = 0;
+  ChecksumStats checksum;
 };
 
 struct CloseReport {
@@ -86,12 +92,21 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
   [[nodiscard]] bool wait_for(Admission& admission, std::optional<double> timeout_seconds,
                               const Runtime::Interrupt& interrupt);
 
+  // Device blocks that transfers of this kind will use, made one after the other: in use from now
+  // on, so that nobody else's transfer gets in between and busy() tells of them. A transfer made
+  // under the claim takes its blocks over; the rest goes with the claim. Throws InvalidArgument (a
+  // block that stands twice too), and Busy as such a transfer would.
+  [[nodiscard]] std::shared_ptr<BlockClaim> claim(TransferKind kind,
+                                                  const std::vector<BlockId>& blocks,
+                                                  const After& after);
+
   // All throw Busy when a block of either side is in use by an unfinished transfer that is not in
   // `after`; then nothing has changed.
   [[nodiscard]] std::shared_ptr<Transfer> offload(TransferRequest request, Admission admission);
   [[nodiscard]] std::shared_ptr<Transfer> offload_into(TransferRequest request, HostBlocks target,
                                                        Admission admission);
-  // Throws Incompatible when `copy` was made with another geometry.
+  // Throws Incompatible when `copy` was made with another geometry. Blocks with a checksum are
+  // verified before anything is submitted: one that differs ends the transfer with Corrupt.
   [[nodiscard]] std::shared_ptr<Transfer> restore(TransferRequest request, const HostCopy& copy,
                                                   Admission admission);
 
@@ -121,6 +136,7 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
 
  private:
   friend class Transfer;
+  friend class BlockClaim;
   struct SliceGuard;
   struct Side {  // one direction
     // of the queue's lanes
@@ -133,6 +149,7 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
   Manager(std::shared_ptr<Runtime> runtime, KVLayout layout, std::shared_ptr<BlockPool> pool,
           const ManagerConfig& config);
   void open_side(Direction direction);
+  void open_checksums();
   [[nodiscard]] Gate::Pass enter();
   [[nodiscard]] Side& side(Direction direction) noexcept {
     return sides_[static_cast<std::size_t>(direction)];
@@ -147,14 +164,19 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
                                         const HostBlocks& guarded,
                                         std::shared_ptr<const KVLayout> layout);
   // Throws Busy; then nothing has changed.
-  void activate(const std::shared_ptr<TransferJob>& job, Admission& admission);
-  void expect_free(const TransferJob& job) const;  // with mutex_ held; throws Busy
-  void begin_uses(TransferJob& job) noexcept;      // with mutex_ held
+  void activate(const std::shared_ptr<TransferJob>& job, BlockClaim* claim, Admission& admission);
+  // With mutex_ held; throws Busy.
+  void expect_free(TransferKind kind, const std::vector<BlockId>& device_blocks,
+                   const std::vector<SlotIndex>& host_slots, const CopyJob::Jobs& before,
+                   const BlockClaim* own_claim) const;
+  void begin_uses(TransferJob& job) noexcept;  // with mutex_ held
   void end_uses(TransferJob& job) noexcept;
   enum class Turn : std::uint8_t { wait, skip };  // when another thread is submitting
   bool submit_some(Side& side, Turn turn) noexcept;
   void slice_ended(Slice& slice, bool lost) noexcept;
   void finish(TransferJob& job) noexcept;
+  void choose_checks(TransferJob& job) const;  // with mutex_ held
+  void settle_checks() noexcept;               // of those whose check has ended
   CancelOutcome cancel(TransferJob& job) noexcept;
   void record(const TransferJob& job, TransferState state, Nanoseconds observed,
               const CopyQueue::Times& times) noexcept;
@@ -162,6 +184,7 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
   const std::shared_ptr<Runtime> runtime_;
   const std::shared_ptr<BlockPool> pool_;
   const ManagerConfig config_;
+  std::unique_ptr<Checksums> checksums_;     // none when off
   const std::shared_ptr<EventPool> events_;  // with timing when the timeline is on
   ProcessMark mark_;
   Gate gate_;
@@ -174,9 +197,43 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
   BlockUses device_uses_;
   BlockUses host_uses_;
   std::unordered_map<std::uint64_t, std::shared_ptr<TransferJob>> active_;
+  std::vector<BlockClaim*> claims_;
   std::vector<Report> reports_;  // has room for max_reports
   std::uint64_t last_id_ = 0;
+  std::uint64_t offloaded_ = 0;  // blocks of accepted offloads, to sample them
   std::unique_ptr<Runtime::ReaperLease> reaper_;
+};
+
+// See Manager::claim. Any thread.
+class BlockClaim {
+ public:
+  BlockClaim(const BlockClaim&) = delete;
+  BlockClaim& operator=(const BlockClaim&) = delete;
+  ~BlockClaim();
+
+ private:
+  friend class Manager;
+  // The blocks of a job leave a claim (or none): while this lives nobody has them, and they go back
+  // unless it is done. With the manager's lock held.
+  class TakeOver {
+   public:
+    TakeOver(BlockClaim* claim, const TransferJob& job);
+    TakeOver(const TakeOver&) = delete;
+    TakeOver& operator=(const TakeOver&) = delete;
+    ~TakeOver();
+    void done() noexcept;
+
+   private:
+    BlockClaim* claim_;
+    const std::vector<BlockId>& blocks_;
+  };
+  BlockClaim(std::shared_ptr<Manager> manager, TransferKind kind,
+             const std::vector<BlockId>& blocks)
+      : manager_(std::move(manager)), kind_(kind), blocks_(blocks.begin(), blocks.end()) {}
+
+  const std::shared_ptr<Manager> manager_;
+  const TransferKind kind_;
+  std::unordered_set<BlockId> blocks_;  // not taken over yet; under the manager's lock
 };
 
 }  // namespace kvmem

@@ -41,7 +41,8 @@ void Manager::record(const TransferJob& job, TransferState state, Nanoseconds ob
                              times.started,
                              times.completed,
                              observed,
-                             -1};
+                             -1,
+                             job.checked};
   std::shared_ptr<Event> first_use;
   {
     const std::lock_guard lock(mutex_);
@@ -97,6 +98,7 @@ ManagerStats Manager::stats() const {
   }
   stats.waiters += report_places_.waiting();
   stats.reports_taken = report_places_.taken();
+  if (checksums_) stats.checksum = checksums_->stats();
   const std::lock_guard lock(mutex_);
   stats.restoration_slots = device_uses_.written();
   stats.reports_waiting = reports_.size();
@@ -126,6 +128,7 @@ CancelOutcome Manager::cancel(TransferJob& job) noexcept {
     case CopyQueue::Dropped::finished:
       break;
   }
+  if (job.has_checks()) checksums_->withdraw(job);
   const bool submitted = job.begun();  // and all of that has been observed to end
   finish(job);
   // The queue lets go of it: until then it would keep its manager alive.
@@ -140,7 +143,7 @@ bool Manager::drain(std::optional<double> timeout_seconds, const Runtime::Interr
   const auto deadline = runtime_->deadline_after(timeout_seconds);
   const auto quiet = [this] {  // also no call that is just being accepted
     const std::lock_guard lock(mutex_);
-    return active_.empty() && gate_.empty();
+    return active_.empty() && claims_.empty() && gate_.empty();
   };
   return runtime_->wait_until(quiet, deadline, interrupt);
 }
@@ -148,6 +151,9 @@ bool Manager::drain(std::optional<double> timeout_seconds, const Runtime::Interr
 void Manager::rebind(KVLayout layout) {
   const auto pass = enter();
   const std::lock_guard lock(mutex_);
+  if (!claims_.empty())
+    throw Busy("rebind needs a drained manager: device blocks are claimed for transfers to come",
+               claims_.front()->blocks_.empty() ? -1 : *claims_.front()->blocks_.begin(), 0);
   if (!active_.empty()) {
     const auto& [id, job] = *active_.begin();
     throw Busy(text("rebind needs a drained manager: ", active_.size(),
@@ -191,6 +197,7 @@ CloseReport Manager::close(std::optional<double> timeout_seconds,
     if (active_.empty()) lease = std::move(reaper_);
   }
   lease.reset();
+  if (report.in_flight == 0 && checksums_) checksums_->stop();
   report.slots = pool_->stats().slots;
   return report;
 }

@@ -23,6 +23,8 @@ struct TimelineRecord {
   std::size_t blocks = 0, bytes = 0;
   Nanoseconds requested = -1, submitted = -1, started = -1, completed = -1, observed = -1,
               first_use = -1;
+  // Of an offload behind `observed`, of a restore before `submitted`.
+  Nanoseconds checked = -1;
 };
 
 class Timeline {

@@ -15,6 +15,7 @@
 
 #include "base/waker.hpp"
 #include "copy/copy_queue.hpp"
+#include "offload/checksums.hpp"
 #include "offload/host_copy.hpp"
 #include "offload/transfer_kinds.hpp"
 #include "recycle/runtime.hpp"
@@ -39,6 +40,9 @@ class TransferJob final : public CopyJob {
   HostBlocks guarded;            // the copy's own hold: goes only when its end was observed
   std::optional<Report> report;  // of a tagged transfer; finished at the end
   bool lost = false;             // the reaper's
+  BlockChecks checks;            // chosen before it is accepted
+  Nanoseconds copied = -1;       // an offload's end, less its checksums
+  Nanoseconds checked = -1;      // when its checksums were stored, or verified
 
   std::atomic<TransferState> ended{
       TransferState::queued};  // terminal, or queued while there is no end
@@ -50,6 +54,7 @@ class TransferJob final : public CopyJob {
   std::vector<Waker> wakers;
   std::shared_ptr<Event> first_use;
 
+  [[nodiscard]] bool has_checks() const noexcept { return !checks.positions.empty(); }
   [[nodiscard]] TransferState state() const noexcept {
     const TransferState end = ended.load();
     if (is_terminal(end)) return end;

@@ -96,8 +96,24 @@ DiskSubmit DiskCore::submit(DiskCall& call) {
     }
     stats_.peak_queued = std::max(stats_.peak_queued, reads_.size() + writes_.size());
   }
-  work_.notify_one();
+  if (options_.workers == 0)
+    work_now();
+  else
+    work_.notify_one();
   return DiskSubmit::accepted;
+}
+
+void DiskCore::work_now() {
+  HeaderBlock block;
+  DiskCall call;
+  {
+    const std::lock_guard lock(mutex_);
+    std::deque<DiskCall>& queue = reads_.empty() ? writes_ : reads_;
+    if (queue.empty()) return;  // another thread has done it
+    call = std::move(queue.front());
+    queue.pop_front();
+  }
+  finish(call, execute(call, block));
 }
 
 DiskSubmit DiskCore::admit(DiskCall& call) {

@@ -69,6 +69,7 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   };
 
   void work(std::size_t number);
+  void work_now();  // where there are no workers: what is queued, by the calling thread
   [[nodiscard]] bool next(std::size_t number, DiskCall& call);
   [[nodiscard]] Ended execute(const DiskCall& call, HeaderBlock& block) noexcept;
   [[nodiscard]] DiskResult read(Volume& volume, const DiskCall& call, HeaderBlock& block) const;

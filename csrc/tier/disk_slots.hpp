@@ -57,7 +57,9 @@ struct DiskOptions {
   std::size_t capacity_bytes = 0;  // on disk, headers included
   std::size_t key_bytes = 16;
   Digest16 manifest{};
-  int workers = 4;
+  // Calls at a time. More than a device needs, since some sum a block while others read or write;
+  // 0: a call is done, its completion called, within try_*().
+  int workers = 8;
   std::size_t max_queued = 64;  // reads, and as many writes, that no worker has begun
   DiskSync sync = DiskSync::never;
   bool direct = true;  // past the page cache, where the file system lets us

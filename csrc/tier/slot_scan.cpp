@@ -1,13 +1,17 @@
 #include "tier/slot_scan.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <tuple>
 
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
 
 namespace kvmem::detail {
@@ -15,8 +19,46 @@ namespace kvmem::detail {
 namespace {
 
 constexpr std::size_t whole_slot_bytes_max = std::size_t{32} << 10;  // smaller: read, not skipped
-constexpr std::size_t piece_bytes = std::size_t{1} << 20;
+constexpr std::size_t piece_bytes = std::size_t{2} << 20;
 constexpr std::size_t threads_max = 16;  // headers far apart are read by latency, not by bandwidth
+constexpr std::size_t whole_threads_max = 4;
+
+// The kernel pins each page that a direct call reads into; for small ones that takes longer than
+// the device.
+template <class T>
+struct OnHugePages {
+  using value_type = T;
+  static constexpr std::align_val_t alignment{piece_bytes};
+
+  [[nodiscard]] T* allocate(std::size_t count) {
+    void* const made = ::operator new(count * sizeof(T), alignment);
+    if (count * sizeof(T) == piece_bytes) ::madvise(made, piece_bytes, MADV_HUGEPAGE);
+    return static_cast<T*>(made);
+  }
+  void deallocate(T* given, std::size_t) noexcept { ::operator delete(given, alignment); }
+  friend bool operator==(const OnHugePages&, const OnHugePages&) = default;
+};
+
+// Sorted in place of the slots themselves, which are large.
+struct Ranked {
+  std::uint64_t rank = 0;
+  const FoundSlot* slot = nullptr;
+};
+
+// Keys that differ may have the same: it only spares comparisons.
+std::uint64_t sum_of(const FoundSlot& slot) {
+  return crc32c(slot.group, slot.key.bytes.data(), slot.key.bytes.size());
+}
+
+auto what(const FoundSlot& slot) {
+  return std::tie(slot.key.bytes, slot.key.size, slot.group, slot.manifest);
+}
+
+bool is_before(const Ranked& a, const Ranked& b) {
+  if (a.rank != b.rank) return a.rank < b.rank;
+  if (what(*a.slot) != what(*b.slot)) return what(*a.slot) < what(*b.slot);
+  return a.slot->generation > b.slot->generation;
+}
 
 class Scanner {
  public:
@@ -31,7 +73,7 @@ class Scanner {
 
   SlotScan run() {
     const std::size_t pieces = (geometry_.slots + step_ - 1) / step_;
-    std::vector<SlotScan> parts(std::min(threads_max, pieces));
+    std::vector<SlotScan> parts(std::min(reads_whole_ ? whole_threads_max : threads_max, pieces));
     std::vector<std::thread> threads;
     threads.reserve(parts.size());
     try {
@@ -48,11 +90,11 @@ class Scanner {
   }
 
  private:
-  using Buffer = std::vector<HeaderBlock>;
+  using Buffer = std::vector<HeaderBlock, OnHugePages<HeaderBlock>>;
 
   void scan_pieces(SlotScan& part, const std::function<bool(std::size_t, std::size_t)>* progress) {
     try {
-      Buffer buffer(reads_whole_ ? step_ * geometry_.slot_bytes / disk_page_bytes : 1);
+      Buffer buffer(reads_whole_ ? piece_bytes / disk_page_bytes : 1);
       while (!cancelled_) {
         const std::uint64_t first = next_.fetch_add(step_);
         if (first >= geometry_.slots) return;
@@ -121,27 +163,26 @@ class Scanner {
     return header.key.size == options_.key_bytes ? DiskOutcome::ok : DiskOutcome::other_key;
   }
 
-  static SlotScan merged(std::vector<SlotScan>& parts) {
+  static SlotScan merged(const std::vector<SlotScan>& parts) {
     SlotScan all;
-    for (SlotScan& part : parts) {
-      all.found.insert(all.found.end(), part.found.begin(), part.found.end());
+    std::vector<Ranked> found;
+    for (const SlotScan& part : parts) {
+      for (const FoundSlot& slot : part.found) found.push_back({sum_of(slot), &slot});
       all.unreadable.insert(all.unreadable.end(), part.unreadable.begin(), part.unreadable.end());
       for (std::size_t i = 0; i < all.headers.size(); ++i) all.headers[i] += part.headers[i];
       all.last_generation = std::max(all.last_generation, part.last_generation);
     }
-    const auto what = [](const FoundSlot& s) {
-      return std::tie(s.key.bytes, s.key.size, s.group, s.manifest);
-    };
-    std::sort(all.found.begin(), all.found.end(), [&](const FoundSlot& a, const FoundSlot& b) {
-      return what(a) != what(b) ? what(a) < what(b) : a.generation > b.generation;
-    });
-    const auto same =
-        std::unique(all.found.begin(), all.found.end(),
-                    [&](const FoundSlot& a, const FoundSlot& b) { return what(a) == what(b); });
-    all.superseded = static_cast<std::uint64_t>(all.found.end() - same);
-    all.found.erase(same, all.found.end());
-    std::sort(all.found.begin(), all.found.end(),
-              [](const FoundSlot& a, const FoundSlot& b) { return a.generation < b.generation; });
+    std::sort(found.begin(), found.end(), is_before);
+    const auto latest = std::unique(
+        found.begin(), found.end(),
+        [](const Ranked& a, const Ranked& b) { return what(*a.slot) == what(*b.slot); });
+    all.superseded = static_cast<std::uint64_t>(found.end() - latest);
+    found.erase(latest, found.end());
+    for (Ranked& one : found) one.rank = one.slot->generation;
+    std::sort(found.begin(), found.end(),
+              [](const Ranked& a, const Ranked& b) { return a.rank < b.rank; });
+    all.found.reserve(found.size());
+    for (const Ranked& one : found) all.found.push_back(*one.slot);
     return all;
   }
 

@@ -90,8 +90,8 @@ DiskGeometry DiskGeometry::of(const DiskOptions& options) {
   KVMEM_EXPECTS(options.key_bytes > 0 && options.key_bytes <= disk_key_bytes_max,
                 "disk tier: key_bytes is ", options.key_bytes, "; it must be 1 to ",
                 disk_key_bytes_max);
-  KVMEM_EXPECTS(options.workers > 0 && options.workers <= 256, "disk tier: workers is ",
-                options.workers, "; it must be 1 to 256");
+  KVMEM_EXPECTS(options.workers >= 0 && options.workers <= 256, "disk tier: workers is ",
+                options.workers, "; it must be 0 to 256");
   KVMEM_EXPECTS(options.max_queued > 0, "disk tier: max_queued is 0");
   DiskGeometry made;
   made.block_bytes = options.block_bytes;

@@ -62,6 +62,7 @@ INSTANTIATE_TEST_SUITE_P(
     Memory, KthAllocationFails,
     ::testing::Values(Lack{{.timeline = true}, 1, 1, "Ordinary"},
                       Lack{{.memory = HostMemory::staged}, 1, 1, "Staged"},
+                      Lack{{.timeline = true, .checksum = true}, 1, 3, "Checksums"},
                       Lack{{.memory = HostMemory::staged, .timeline = true}, 2, 9, "Twice"}),
     [](const auto& lack) { return lack.param.name; });
 

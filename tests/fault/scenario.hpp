@@ -38,13 +38,16 @@ enum class HostMemory : std::uint8_t {
 struct ScenarioOptions {
   HostMemory memory = HostMemory::ordinary;
   bool timeline = false;
+  bool checksum = false;                // of every block, in the calls
   std::optional<OverFake> over_fake{};  // the CUDA device, on a fake runtime over the scripted one
 };
 
 [[nodiscard]] inline std::shared_ptr<ScriptedDevice> scenario_device(
     const ScenarioOptions& options) {
-  return std::make_shared<ScriptedDevice>(ScriptedOptions{
-      .needs_pinned_host = options.memory != HostMemory::ordinary, .runs_in_sleep = true});
+  return std::make_shared<ScriptedDevice>(
+      ScriptedOptions{.needs_pinned_host = options.memory != HostMemory::ordinary,
+                      .runs_in_sleep = true,
+                      .virtual_time = options.checksum});
 }
 
 template <class Call>
@@ -162,6 +165,7 @@ class Scenario {
     ManagerConfig config = without_reaper();
     config.timeline = options_.timeline;
     config.timeline_records = 16;
+    if (options_.checksum) config.checksum = Checksum::always;
     config.max_reports = 64;
     config.staging_pieces = 2;
     config.staging_piece_bytes = 4096;  // a block needs two

@@ -46,6 +46,7 @@ struct ScriptedOptions {
   bool needs_pinned_host = false;
   // A thread that sleeps with `help` runs a copy, as on the host device.
   bool runs_in_sleep = false;
+  bool virtual_time = false;  // says that it is one; what threads of kvmem's did is done in calls
   std::size_t max_descriptors = 1 << 16;
   std::size_t most_waiting_copies = 1 << 16;
 };
@@ -59,6 +60,7 @@ class ScriptedDevice final : public ModelDevice {
     info_.needs_pinned_host = options.needs_pinned_host;
     info_.max_descriptors = options.max_descriptors;
     info_.most_waiting_copies = options.most_waiting_copies;
+    info_.virtual_time = options.virtual_time;
   }
 
   // ---- the script ----
@@ -212,7 +214,7 @@ class ScriptedDevice final : public ModelDevice {
       return;
     }
     if (options_.runs_in_sleep && run_one()) return;
-    clock_.fetch_add(std::max<Nanoseconds>(at_most, 1));
+    clock_.fetch_add(std::clamp<Nanoseconds>(at_most, 1, longest_idle));
     if (++idle_sleeps_ > most_idle_sleeps) {
       throw std::logic_error("scripted: a thread waits for what can never come");
     }
@@ -221,6 +223,7 @@ class ScriptedDevice final : public ModelDevice {
  private:
   static constexpr StreamHandle any_stream = 0;  // never given out
   static constexpr std::size_t most_idle_sleeps = 100'000;
+  static constexpr Nanoseconds longest_idle = 3'600'000'000'000;
 
   struct Planned {
     CallKind kind;

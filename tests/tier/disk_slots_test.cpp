@@ -6,9 +6,12 @@
 
 #include <fstream>
 #include <random>
+#include <tuple>
+#include <unordered_map>
 
 #include <gtest/gtest.h>
 
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "support/child_process.hpp"
 #include "support/sanitizers.hpp"
@@ -225,7 +228,7 @@ TEST(DiskSlotsOptions, AreRefusedByName) {
   EXPECT_NE(refusal([](O& o) { o.block_bytes = 0; }).find("block_bytes is 0"), std::string::npos);
   EXPECT_NE(refusal([](O& o) { o.key_bytes = 65; }).find("key_bytes is 65"), std::string::npos);
   EXPECT_NE(refusal([](O& o) { o.key_bytes = 0; }).find("key_bytes is 0"), std::string::npos);
-  EXPECT_NE(refusal([](O& o) { o.workers = 0; }).find("workers is 0"), std::string::npos);
+  EXPECT_NE(refusal([](O& o) { o.workers = -1; }).find("workers is -1"), std::string::npos);
   EXPECT_NE(refusal([](O& o) { o.max_queued = 0; }).find("max_queued"), std::string::npos);
   EXPECT_EQ(refusal([](O&) {}), "taken");
   world.options.capacity_bytes = World::payload + disk_page_bytes - 1;
@@ -290,6 +293,33 @@ TEST(DiskSlotsRecovery, OfAKeyInTwoSlotsOnlyTheLatestIsFound) {
   EXPECT_EQ(found[0].slot, 5);
   EXPECT_EQ(found[1].slot, 0);  // of another group
   EXPECT_EQ(world.tier->stats().superseded, 2);
+}
+
+// The scan sorts by a sum of 32 bits.
+TEST(DiskSlotsRecovery, KeysWithEqualSumsAreToldApart) {
+  const auto sum_of = [](std::uint64_t number) {
+    return crc32c(0, key_of(number).bytes.data(), disk_key_bytes_max);
+  };
+  std::unordered_map<std::uint32_t, std::uint64_t> seen;
+  std::uint64_t one = 0, other = 0;
+  for (std::uint64_t at = 1; other == 0; ++at) {
+    const std::uint64_t number = at * 0x9E3779B97F4A7C15U;
+    const auto [place, is_new] = seen.try_emplace(sum_of(number), number);
+    if (!is_new) std::tie(one, other) = std::pair(place->second, number);
+  }
+  World world;
+  DiskSlots& tier = world.open();
+  for (const SlotIndex slot : {4U, 1U, 9U, 6U})  // the newest of each is in 9 or 6
+    ASSERT_EQ(write(tier, slot, record_of(key_of(slot % 2 == 0 ? one : other), World::payload),
+                    world.buffer.data())
+                  .outcome,
+              DiskOutcome::ok);
+  const std::vector<FoundSlot> found = world.open().take_found();
+  ASSERT_EQ(found.size(), 2);
+  EXPECT_EQ(found[0].slot, 9);
+  EXPECT_EQ(found[0].key, key_of(other));
+  EXPECT_EQ(found[1].slot, 6);
+  EXPECT_EQ(found[1].key, key_of(one));
 }
 
 // Public failure 117: begin empty, and nothing of what was is there.

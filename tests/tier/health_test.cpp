@@ -1,8 +1,5 @@
-// Calls that the file system refuses, cuts short or never answers: the tier says so, its workers
-// live, and it is well again when the cause is gone.
-#include <sys/mount.h>
-#include <unistd.h>
-
+// Calls that a file system in memory refuses, cuts short or never answers: the tier says so, its
+// workers live, and it is well again when the cause is gone.
 #include <condition_variable>
 #include <cstring>
 
@@ -429,78 +426,6 @@ TEST_F(HealthTest, SyncIsDoneWhenThePolicySays) {
   EXPECT_EQ(count(DiskSync::never), std::pair(0, 0));
   EXPECT_EQ(count(DiskSync::on_close), std::pair(0, 3));  // of three files
   EXPECT_EQ(count(DiskSync::each_write), std::pair(2, 0));
-}
-
-// A file system without room, made for the test where that is allowed.
-class SmallFiles {
- public:
-  explicit SmallFiles(const std::string& path) : path_(path) {
-    std::filesystem::create_directory(path);
-    mounted_ = mount("none", path.c_str(), "tmpfs", 0, "size=1m") == 0;
-  }
-  SmallFiles(const SmallFiles&) = delete;
-  SmallFiles& operator=(const SmallFiles&) = delete;
-  ~SmallFiles() {
-    if (mounted_) umount2(path_.c_str(), MNT_DETACH);
-  }
-  [[nodiscard]] bool mounted() const { return mounted_; }
-  [[nodiscard]] bool set_read_only(bool read_only) const {
-    return mount("none", path_.c_str(), nullptr, MS_REMOUNT | MS_BIND | (read_only ? MS_RDONLY : 0),
-                 nullptr) == 0 ||
-           mount("none", path_.c_str(), nullptr, MS_REMOUNT | (read_only ? MS_RDONLY : 0),
-                 nullptr) == 0;
-  }
-
- private:
-  const std::string path_;
-  bool mounted_;
-};
-
-TEST_F(HealthTest, ASmallFileSystemIsSaidToBeTooSmall) {
-  const Folder folder;
-  const SmallFiles small(folder.path() + "/small");
-  if (!small.mounted()) GTEST_SKIP() << "no right to mount";
-  world.options.path = folder.path() + "/small/tier";
-  world.options.files = nullptr;
-  world.options.capacity_bytes = 2 << 20;
-  EXPECT_THROW(world.open(), CapacityError);
-  world.options.capacity_bytes = 500 << 10;
-  world.open();
-  const DiskResult put = world.put(0);
-  EXPECT_EQ(put.outcome, DiskOutcome::ok);
-  EXPECT_EQ(world.get(0, put.generation).outcome, DiskOutcome::ok);
-  // Deleted, and then there is no room to make it again.
-  std::filesystem::remove_all(world.options.path);
-  std::FILE* const filler = std::fopen((folder.path() + "/small/filler").c_str(), "w");
-  ASSERT_NE(filler, nullptr);
-  const std::vector<char> megabyte(1 << 20);
-  EXPECT_LT(std::fwrite(megabyte.data(), 1, megabyte.size(), filler), megabyte.size());
-  EXPECT_EQ(world.put(1).outcome, DiskOutcome::io_error);
-  EXPECT_EQ(world.put(1).outcome, DiskOutcome::io_error);
-  EXPECT_NE(world.tier->stats().degraded, std::nullopt);
-  std::fclose(filler);
-  std::filesystem::remove(folder.path() + "/small/filler");
-  world.put(1);  // the files that were deleted go with this one, if not with the last
-  EXPECT_EQ(world.put(1).outcome, DiskOutcome::ok);
-  EXPECT_EQ(world.tier->stats().degraded, std::nullopt);
-}
-
-TEST_F(HealthTest, AFileSystemMadeReadOnlyDegradesUntilItIsNot) {
-  const Folder folder;
-  const SmallFiles small(folder.path() + "/small");
-  if (!small.mounted()) GTEST_SKIP() << "no right to mount";
-  world.options.path = folder.path() + "/small/tier";
-  world.options.files = nullptr;
-  const std::uint64_t generation = [&] {
-    world.open();
-    return world.put(0).generation;
-  }();
-  world.tier.reset();
-  ASSERT_TRUE(small.set_read_only(true));
-  EXPECT_THROW(world.open(), InvalidArgument);
-  ASSERT_TRUE(small.set_read_only(false));
-  world.open();
-  EXPECT_EQ(world.get(0, generation).outcome, DiskOutcome::ok);
 }
 
 }  // namespace

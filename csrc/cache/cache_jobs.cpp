@@ -1,0 +1,336 @@
+// How unfinished stores and loads move on. One thread at a time does it for all of them.
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.hpp"
+#include "cache/cache.hpp"
+
+namespace kvmem {
+
+namespace {
+
+constexpr std::size_t most_trimmed = 64;  // in one turn
+
+using Clock = std::chrono::steady_clock;
+
+std::exception_ptr disk_error(const char* what) {
+  return std::make_exception_ptr(CopyFailed(text("a block could not be read from disk: ", what)));
+}
+
+// Whether another attempt might read it.
+bool passes(DiskOutcome outcome) {
+  return outcome == DiskOutcome::shortage || outcome == DiskOutcome::timed_out ||
+         outcome == DiskOutcome::closed;
+}
+
+}  // namespace
+
+void Cache::submit_ready() noexcept {
+  if (mark_.must_leak()) return;
+  if (unfinished_ > 0 || feed_) move_on();
+}
+
+bool Cache::has_waiting() const noexcept {
+  return unfinished_ > 0 || (feed_ && feed_->has_work(flushing_));
+}
+
+// Who finds another thread at it leaves a note, and that thread looks again.
+void Cache::move_on() noexcept {
+  again_ = true;
+  while (again_ && moving_.try_lock()) {
+    again_ = false;
+    try {
+      if (feed_) end_reads();
+      {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [id, job] : jobs_) turn_.push_back(job);
+      }
+      for (const auto& job : turn_) {
+        if (move_job(*job)) end_job(job);
+      }
+      if (feed_) {
+        const auto where = [&](GroupIndex group, SlotIndex slot) { return place(group, slot); };
+        if (feed_->feed(*index_, where, flushing_) || feed_->has_notes()) again_ = true;
+      }
+      if (index_->wants_trim()) static_cast<void>(index_->trim(most_trimmed));
+    } catch (...) {  // no memory: a later turn tries again
+    }
+    turn_.clear();
+    moving_.unlock();
+  }
+}
+
+std::pair<const std::byte*, HostBlocks> Cache::place(GroupIndex group, SlotIndex slot) {
+  BlockPool& pool = *groups_[group].manager->pool();
+  SlotIndex its = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    its = groups_[group].places[slot];
+  }
+  return {pool.data() + its * pool.slot_bytes(), pool.share_indices({&its, 1})};
+}
+
+// ---- a job ----
+
+bool Cache::move_job(CacheJob& job) {
+  if (job.cancelled && !job.told_cancelled) drop_parts(job);
+  if (job.waits_for_keys && !job.cancelled) {
+    try {
+      if (!begin_load(job)) return false;
+    } catch (...) {  // it expired meanwhile
+      const std::lock_guard lock(job.mutex);
+      job.waits_for_keys = false;
+      job.error = std::current_exception();
+      job.plan = 0;
+    }
+  }
+  while (job.first_open < job.parts.size() &&
+         job.parts[job.first_open].state == CachePart::State::ended)
+    ++job.first_open;
+  std::array<bool, most_groups> full{};  // a group whose landing blocks are all in use
+  for (std::size_t i = job.first_open; i < job.parts.size(); ++i) {
+    CachePart& part = job.parts[i];
+    if (part.state == CachePart::State::to_read && full[part.group]) continue;
+    move_part(job, i);
+    full[part.group] = full[part.group] || part.state == CachePart::State::to_read;
+  }
+  return std::all_of(job.parts.begin() + static_cast<std::ptrdiff_t>(job.first_open),
+                     job.parts.end(),
+                     [](const CachePart& part) { return part.state == CachePart::State::ended; });
+}
+
+// False while a key that it attached to is in flight. Throws when the reservation has expired.
+bool Cache::begin_load(CacheJob& job) {
+  const std::optional<LoadPlan> plan = index_->begin(job.plan);
+  if (!plan) return false;
+  std::exception_ptr error;
+  try {
+    if (plan->length < job.length) claim_targets(job, plan->length);
+    for (std::size_t g = 0; g < plan->groups.size(); ++g) {
+      const bool from_disk = is_disk(g);
+      add_parts(job, static_cast<GroupIndex>(from_disk ? g - groups_.size() : g), plan->groups[g],
+                from_disk);
+    }
+  } catch (...) {  // no memory, or what it needs by now is in use: the load was begun, and fails
+    error = std::current_exception();
+    job.parts.clear();
+  }
+  const std::lock_guard lock(job.mutex);
+  job.waits_for_keys = false;
+  job.error = error;
+  if (!error && plan->length < job.length) {
+    job.error = std::make_exception_ptr(CopyFailed(
+        text("the store of key ", plan->length, ", which this load attached to, has failed")));
+  }
+  if (plan->length == 0) job.plan = 0;  // it has ended
+  job.length = plan->length;
+  return true;
+}
+
+// What was not begun ends now; what was is told.
+void Cache::drop_parts(CacheJob& job) {
+  job.told_cancelled = true;
+  for (CachePart& part : job.parts) {
+    if (part.state == CachePart::State::submitted) static_cast<void>(part.transfer->cancel());
+    // A read keeps its landing block until it ends; nobody waits for it any more.
+    if (part.state < CachePart::State::submitted) {
+      if (part.landing) give_landing(part.group, part.slots.front());
+      end_part(job, part, false, nullptr);
+    }
+  }
+}
+
+void Cache::move_part(CacheJob& job, std::size_t number) {
+  CachePart& part = job.parts[number];
+  if (part.state == CachePart::State::reading) {
+    const auto most = 2 * feed_->options().stall_after;
+    if (Clock::now().time_since_epoch().count() - part.since > most.count())
+      end_part(job, part, false, disk_error("timed out"));  // its landing block waits for the end
+  }
+  if (part.state == CachePart::State::to_read) start_read(job, number);
+  if (part.state == CachePart::State::to_submit) submit_part(job, part);
+  if (part.state != CachePart::State::submitted || !part.transfer->done()) return;
+  std::exception_ptr error;
+  try {
+    part.transfer->expect_done();
+  } catch (const Cancelled&) {
+    end_part(job, part, false, nullptr);
+    return;
+  } catch (const Corrupt& corrupt) {
+    // Not to be found again, here; the disk may have it still.
+    const std::byte* const key = job.key(part.positions[corrupt.block]);
+    static_cast<void>(index_->remove({&key, 1}, job.key_bytes, part.group));
+    error = std::current_exception();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  end_part(job, part, error == nullptr, error);
+}
+
+void Cache::submit_part(CacheJob& job, CachePart& part) {
+  Manager& manager = *groups_[part.group].manager;
+  const bool offloads = job.kind == CacheKind::store;
+  const TransferKind kind = offloads ? TransferKind::offload : TransferKind::restore;
+  try {
+    TransferRequest request;
+    request.after = job.after;
+    request.priority = job.priority;
+    request.claim = job.claims[part.group];
+    for (const std::uint32_t position : part.positions)
+      request.blocks.push_back(job.blocks[part.group][position]);
+    Admission admission = manager.admit(kind, request, false);
+    if (!admission.try_take()) return;  // whatever ends makes room, and brings us here again
+    HostBlocks slots = manager.pool()->share_indices(part.slots);
+    auto transfer =
+        offloads ? manager.offload_into(std::move(request), std::move(slots), std::move(admission))
+                 : manager.restore(std::move(request), HostCopy(manager.layout(), std::move(slots)),
+                                   std::move(admission));
+    const std::lock_guard lock(job.mutex);
+    part.transfer = std::move(transfer);
+    part.state = CachePart::State::submitted;
+    part.since = runtime_->device().now();
+    job.begun = true;
+  } catch (const std::bad_alloc&) {  // a later turn tries again
+  } catch (...) {
+    end_part(job, part, false, std::current_exception());
+  }
+}
+
+void Cache::end_part(CacheJob& job, CachePart& part, bool ok, std::exception_ptr error) {
+  if (ok) {
+    const auto took = runtime_->device().now() - part.since;
+    const std::size_t bytes =
+        part.slots.size() * groups_[part.group].manager->pool()->block_bytes();
+    const std::lock_guard lock(mutex_);
+    host_rate_.note(bytes, took);
+  }
+  if (part.landing && part.state == CachePart::State::submitted) {
+    if (ok)
+      promote(job, part);
+    else
+      give_landing(part.group, part.slots.front());
+  }
+  const std::lock_guard lock(job.mutex);
+  part.state = CachePart::State::ended;
+  part.ok = ok;
+  if (error && !job.error) job.error = std::move(error);
+}
+
+// ---- from disk ----
+
+std::optional<SlotIndex> Cache::take_landing(GroupIndex group) {
+  const std::lock_guard lock(mutex_);
+  std::vector<SlotIndex>& free = groups_[group].landing_free;
+  if (free.empty()) return std::nullopt;
+  const SlotIndex slot = free.back();
+  free.pop_back();
+  return slot;
+}
+
+void Cache::give_landing(GroupIndex group, SlotIndex slot) noexcept {
+  const std::lock_guard lock(mutex_);
+  groups_[group].landing_free.push_back(slot);  // has room for all of them
+}
+
+void Cache::start_read(CacheJob& job, std::size_t number) {
+  CachePart& part = job.parts[number];
+  const std::optional<SlotIndex> landing = take_landing(part.group);
+  if (!landing) return;
+  BlockPool& pool = *groups_[part.group].manager->pool();
+  DiskSubmit answer = DiskSubmit::full;
+  try {
+    pool.forget_sums({&*landing, 1});
+    answer = feed_->try_read({job.id, number, part.group, part.disk_slot, *landing, {}},
+                             job.key_span(part.positions.front()), pool.block_bytes(),
+                             pool.data() + *landing * pool.slot_bytes(),
+                             pool.share_indices({&*landing, 1}));
+  } catch (const std::bad_alloc&) {  // a later turn tries again
+  }
+  if (answer == DiskSubmit::accepted) {
+    const std::lock_guard lock(job.mutex);
+    part.state = CachePart::State::reading;
+    part.since = Clock::now().time_since_epoch().count();
+    job.begun = true;
+    return;
+  }
+  give_landing(part.group, *landing);
+  if (answer == DiskSubmit::full || answer == DiskSubmit::busy) return;
+  const bool retired = answer == DiskSubmit::retired;
+  end_part(job, part, false,
+           disk_error(retired                        ? "its slot has gone bad"
+                      : answer == DiskSubmit::closed ? "the disk is closed"
+                                                     : "the disk is degraded"));
+  if (retired) index_->retire(disk_group(part.group), part.disk_slot);
+}
+
+void Cache::end_reads() {
+  for (const DiskFeed::Read& read : feed_->take_read()) {
+    std::shared_ptr<CacheJob> job;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = jobs_.find(read.job);
+      if (found != jobs_.end()) job = found->second;
+    }
+    end_read(job.get(), read);
+  }
+}
+
+// The job is gone, or no longer waits for it, where it was cancelled meanwhile.
+void Cache::end_read(CacheJob* job, const DiskFeed::Read& read) {
+  feed_->settle(*index_, read);
+  CachePart* const part = job == nullptr ? nullptr : &job->parts[read.part];
+  const bool waited_for = part != nullptr && part->state == CachePart::State::reading;
+  const bool ok = read.result.outcome == DiskOutcome::ok;
+  if (!waited_for || !ok) give_landing(read.group, read.landing);
+  if (!waited_for) return;
+  if (ok) {
+    const auto took = Clock::now().time_since_epoch().count() - part->since;
+    {
+      const std::lock_guard lock(mutex_);
+      disk_rate_.note(groups_[read.group].manager->pool()->block_bytes(), took);
+    }
+    const std::lock_guard lock(job->mutex);
+    part->slots = {read.landing};
+    part->landing = true;
+    part->state = CachePart::State::to_submit;
+    return;
+  }
+  const std::size_t position = part->positions.front();
+  const std::byte* const key = job->key(position);
+  if (!passes(read.result.outcome))
+    static_cast<void>(index_->remove({&key, 1}, job->key_bytes, disk_group(read.group)));
+  {
+    const std::lock_guard lock(mutex_);
+    ++counts_.disk_reads_failed;
+    KeyMemory::Fate& fate = memory_.of(job->key_span(position));
+    fate.why = MissReason::disk_failed;
+    fate.detail = static_cast<std::uint8_t>(read.result.outcome);
+  }
+  end_part(*job, *part, false, disk_error(name(read.result.outcome)));
+}
+
+// What came from disk stays in host memory where there is room: its landing block changes places
+// with a free slot, so that nothing is copied. Unless it was removed meanwhile: what is on disk by
+// now is then in another slot, for the load holds this one.
+void Cache::promote(CacheJob& job, const CachePart& part) {
+  SlotIndex landing = part.slots.front();
+  const std::byte* const key = job.key(part.positions.front());
+  CopyPlan plan;
+  try {
+    plan = index_->plan_copy({&key, 1}, job.key_bytes, disk_group(part.group), part.group,
+                             job.owner, job.value);
+  } catch (...) {  // no memory: it goes back
+  }
+  if (plan.id != 0) {
+    const bool same = plan.source.front() == part.disk_slot;
+    if (same) {
+      const std::lock_guard lock(mutex_);
+      std::swap(groups_[part.group].places[plan.target.front()], landing);
+      ++counts_.disk_promoted;
+    }
+    static_cast<void>(index_->finish(plan.id, 0, same));
+  }
+  give_landing(part.group, landing);
+}
+
+}  // namespace kvmem
