@@ -1,7 +1,8 @@
 """What does it cost to look up and hold 64 keys in an index of a million?
 
 Keys are digests, drawn at random, so most of them are in no cache of the processor. A reservation
-finds them, holds them and makes them the most recent ones; the maps only find.
+finds them, holds them and makes them the most recent ones; the maps only find. Other projects hold
+what they find, as a reservation does, and let it go again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import index_peers
 import kvmem
-from harness import AtMost, AtMostNs, Timed, Versus, pinned
+from harness import AtMost, AtMostNs, Contender, Faster, Timed, Versus, pinned
 
 Size = Callable[[int, int], int]
 
@@ -69,6 +71,39 @@ def test_reserving_64_keys_of_a_million(
             goals=[AtMostNs(8_000), AtMost(3, "bare hash map, 64 finds")],
             name=f"kvmem Index.reserve, {policy}",
         )
+
+
+def test_reserving_and_releasing_64_keys_of_100_thousand(versus: Versus, size: Size) -> None:
+    index, keys = filled(size(100_000, 2_000), "lru")
+    wanted = batches(keys, size(500, 4))
+    peers = index_peers.installed([key.tobytes() for key in keys])
+
+    def reserve() -> None:
+        for batch in wanted:
+            index.reserve(batch).release()
+
+    def look_up(peer: index_peers.IndexPeer) -> Callable[[], None]:
+        theirs = [peer.batch(batch) for batch in wanted]
+
+        def run() -> None:
+            for batch in theirs:
+                peer.hold(batch)
+
+        return run
+
+    baselines: dict[str, Contender | None] = {
+        name: peer and look_up(peer) for name, peer in peers.items()
+    }
+    with pinned(0):
+        versus(
+            reserve,
+            baselines,
+            operations=len(wanted),
+            goals=[Faster(10, name) for name in peers],
+            name="kvmem Index.reserve and release",
+        )
+    for peer in filter(None, peers.values()):
+        peer.close()
 
 
 def test_storing_and_evicting_64_keys(versus: Versus, size: Size) -> None:

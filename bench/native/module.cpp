@@ -5,6 +5,7 @@
 #include "batch_bench.hpp"
 #include "copy_bench.hpp"
 #include "copy_list.hpp"
+#include "disk_bench.hpp"
 #include "map_bench.hpp"
 #include "pool_bench.hpp"
 
@@ -68,6 +69,25 @@ void bind_copies(py::module_& module) {
       .def("all_copied", &ScatteredCopy::all_copied, Unlocked());
 }
 
+void bind_disk(py::module_& module) {
+  py::class_<DiskBench>(module, "DiskBlocks", py::buffer_protocol())  // of the blocks
+      .def(py::init<const std::string&, std::size_t, std::uint32_t, unsigned>(), py::arg("folder"),
+           py::kw_only(), py::arg("block_bytes"), py::arg("blocks"), py::arg("depth"))
+      .def("tier_write", &DiskBench::tier_write, Unlocked())
+      .def("tier_read", &DiskBench::tier_read, Unlocked())
+      .def("raw_write", &DiskBench::raw_write, Unlocked())
+      .def("raw_read", &DiskBench::raw_read, Unlocked())
+      .def("raw_write_with_headers", &DiskBench::raw_write_with_headers, Unlocked())
+      .def("fill", &DiskBench::fill, Unlocked())
+      .def("clear", &DiskBench::clear, Unlocked())
+      .def("holds", &DiskBench::holds, Unlocked())
+      .def_property_readonly("direct", &DiskBench::direct)
+      .def_buffer([](const DiskBench& self) {
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(self.buffers()),
+                               static_cast<py::ssize_t>(self.bytes()));
+      });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(kvmem_bench, module) {
@@ -75,4 +95,5 @@ PYBIND11_MODULE(kvmem_bench, module) {
   bind_map(module);
   bind_batch(module);
   bind_copies(module);
+  bind_disk(module);
 }

@@ -34,6 +34,7 @@ void bind_layout(py::module_& module);
 void bind_transfer(py::module_& module);
 void bind_manager(py::module_& module);
 void bind_index(py::module_& module);
+void bind_cache(py::module_& module);
 
 [[nodiscard]] inline bool calls_block(const Runtime& runtime) {
   return runtime.device().info().calls_block;

@@ -34,6 +34,13 @@ void translate(std::exception_ptr thrown) {
     raised.attr("block") = e.block;
     raised.attr("transfer") = e.transfer;
     raise(raised);
+  } catch (const Corrupt& e) {
+    const py::object raised = make("Corrupt", e);
+    raised.attr("block") = e.block;
+    raised.attr("slot") = e.slot;
+    raised.attr("expected") = e.expected;
+    raised.attr("found") = e.found;
+    raise(raised);
   } catch (const Incompatible& e) {
     const py::object raised = make("Incompatible", e);
     raised.attr("fields") = e.fields;

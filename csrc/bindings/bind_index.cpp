@@ -59,17 +59,6 @@ PlanId plan_argument(py::handle plan) {
   return size_argument("plan", plan, 0);
 }
 
-Need need_argument(const py::object& need) {
-  if (py::isinstance<py::str>(need)) {
-    const auto name = need.cast<std::string>();
-    if (name == "all") return {NeedKind::all, 0};
-    if (name == "state") return {NeedKind::state, 0};
-  } else if (py::hasattr(need, "count")) {
-    return {NeedKind::last, size_argument("need", need.attr("count"))};
-  }
-  throw InvalidArgument(text("need is ", shown(need), ", none of 'all', last(n) and 'state'"));
-}
-
 std::shared_ptr<Index> make_index(const py::list& groups, const std::string& policy,
                                   const py::object& ranks, const py::object& key_bytes,
                                   double low_free, double high_free, const py::object& max_plans,

@@ -3,20 +3,33 @@
 
 namespace kvmem::bindings {
 
-const HostCopy& host_copy(py::handle value);  // bind_transfer.cpp
+bool is_host_copy(py::handle value);  // bind_transfer.cpp
+const HostCopy& host_copy(py::handle value);
 
 namespace {
+
+Checksum checksum_argument(const std::string& name) {
+  if (name == "off") return Checksum::off;
+  if (name == "sampled") return Checksum::sampled;
+  if (name == "always") return Checksum::always;
+  throw InvalidArgument(text("checksum is '", name, "', not off, sampled or always"));
+}
 
 Shared<Manager> make_manager(const PyDevice& device, const KVLayout& layout, const PyPool& pool,
                              const py::object& max_queued_bytes, const py::object& max_transfers,
                              const py::object& window_bytes, const py::object& window_descriptors,
-                             const py::object& max_reports, bool reaper, bool timeline) {
+                             const py::object& max_reports, const std::string& checksum,
+                             const py::object& checksum_every, const py::object& checksum_workers,
+                             bool reaper, bool timeline) {
   ManagerConfig config;
   config.max_queued_bytes = size_argument("max_queued_bytes", max_queued_bytes);
   config.max_transfers = size_argument("max_transfers", max_transfers);
   config.window_bytes = size_argument("window_bytes", window_bytes);
   config.window_descriptors = size_argument("window_descriptors", window_descriptors);
   config.max_reports = size_argument("max_reports", max_reports);
+  config.checksum = checksum_argument(checksum);
+  config.checksum_every = size_argument("checksum_every", checksum_every);
+  config.checksum_workers = size_argument("checksum_workers", checksum_workers);
   config.reaper = reaper;
   config.timeline = timeline;
   const Unlocked unlocked;
@@ -60,17 +73,31 @@ struct Draft {
   }
 };
 
-HostBlocks into_argument(const Manager& manager, const py::object& into) {
-  if (into.is_none()) return {};
-  if (LightType<PyBlocks>::is(into)) return LightType<PyBlocks>::of(into.ptr()).held().share();
+// A holder of its own of HostBlocks, or of slots that somebody holds, by index.
+HostBlocks held_argument(const char* name, const Manager& manager, const py::object& held) {
+  if (LightType<PyBlocks>::is(held)) return LightType<PyBlocks>::of(held.ptr()).held().share();
   std::vector<SlotIndex> slots;
-  for (const std::int64_t slot : ids_argument("into", into)) {
-    KVMEM_EXPECTS(slot >= 0 && slot < manager.pool()->capacity(), "into: slot ", slot,
+  for (const std::int64_t slot : ids_argument(name, held)) {
+    KVMEM_EXPECTS(slot >= 0 && slot < manager.pool()->capacity(), name, ": slot ", slot,
                   " is out of range: the pool has ", manager.pool()->capacity(), " slots");
     slots.push_back(static_cast<SlotIndex>(slot));
   }
-  KVMEM_EXPECTS(!slots.empty(), "into is empty");
+  KVMEM_EXPECTS(!slots.empty(), name, " is empty");
   return manager.pool()->share_indices(slots);
+}
+
+HostBlocks into_argument(const Manager& manager, const py::object& into) {
+  return into.is_none() ? HostBlocks() : held_argument("into", manager, into);
+}
+
+// A HostCopy is known to be complete; of slots by themselves the caller knows.
+HostCopy source_argument(const Manager& manager, const py::object& copy) {
+  const bool many = py::isinstance<py::sequence>(copy) && !py::isinstance<py::str>(copy) &&
+                    !py::isinstance<py::bytes>(copy) && !is_host_copy(copy) && py::len(copy) > 0;
+  if (many || LightType<PyBlocks>::is(copy) || py::isinstance<py::array>(copy))
+    return {manager.layout(), held_argument("copy", manager, copy)};
+  const HostCopy& held = host_copy(copy);
+  return held.slice(0, held.blocks().size());
 }
 
 // Takes the order now, before any waiting. With the GIL released: marking a stream is a device
@@ -101,8 +128,7 @@ std::unique_ptr<Draft> draft_restore(const Shared<Manager>& manager, const py::o
                                      const py::object& blocks, const py::object& after,
                                      const std::string& priority, const py::object& tag) {
   auto draft = std::make_unique<Draft>(manager, TransferKind::restore);
-  const HostCopy& held = host_copy(copy);
-  draft->source.emplace(held.slice(0, held.blocks().size()));
+  draft->source.emplace(source_argument(*manager, copy));
   draft->request.blocks = ids_argument("blocks", blocks);
   draft->request.priority = priority_argument(priority);
   draft->request.tag = tag_argument(tag);
@@ -177,6 +203,16 @@ py::dict direction_stats(const DirectionStats& stats) {
   return facts;
 }
 
+py::dict checksum_stats(const ChecksumStats& stats) {
+  py::dict facts;
+  facts["blocks_summed"] = stats.blocks_summed;
+  facts["blocks_verified"] = stats.blocks_verified;
+  facts["blocks_corrupt"] = stats.blocks_corrupt;
+  facts["busy_total_us"] = stats.busy_total_us;
+  facts["waiting"] = stats.waiting;
+  return facts;
+}
+
 py::dict manager_stats(const Manager& self) {
   const ManagerStats stats = self.stats();
   py::dict facts;
@@ -189,6 +225,7 @@ py::dict manager_stats(const Manager& self) {
   facts["reports_taken"] = stats.reports_taken;
   facts["waiters"] = stats.waiters;
   facts["smallest_segment_bytes"] = stats.smallest_segment_bytes;
+  facts["checksum"] = checksum_stats(stats.checksum);
   return facts;
 }
 
@@ -231,7 +268,11 @@ void bind_records(py::module_& module) {
       .def_property_readonly("started", time(&TimelineRecord::started))
       .def_property_readonly("completed", time(&TimelineRecord::completed))
       .def_property_readonly("observed", time(&TimelineRecord::observed))
-      .def_property_readonly("first_use", time(&TimelineRecord::first_use));
+      .def_property_readonly("first_use", time(&TimelineRecord::first_use))
+      .def_property_readonly("checked", time(&TimelineRecord::checked),
+                             "When the checksums were stored, of an offload behind `observed`, or "
+                             "verified, of a restore\n"
+                             "before `submitted`.");
 
   py::class_<CloseReport>(module, "CloseReport", "What drain() or close() found.")
       .def_readonly("quiet", &CloseReport::quiet, "Everything had ended in time.")
@@ -262,7 +303,8 @@ void bind_manager(py::module_& module) {
   py::class_<Manager, Shared<Manager>>(module, "Manager", py::dynamic_attr())
       .def(py::init(&make_manager), py::arg("device"), py::arg("layout"), py::arg("pool"), kw,
            py::arg("max_queued_bytes"), py::arg("max_transfers"), py::arg("window_bytes"),
-           py::arg("window_descriptors"), py::arg("max_reports"), py::arg("reaper"),
+           py::arg("window_descriptors"), py::arg("max_reports"), py::arg("checksum"),
+           py::arg("checksum_every"), py::arg("checksum_workers"), py::arg("reaper"),
            py::arg("timeline"))
       .def("offload", &offload, py::arg("blocks"), kw, after, py::arg("priority") = "background",
            none("tag"), none("into"), none("timeout"),
@@ -276,10 +318,11 @@ void bind_manager(py::module_& module) {
            "The same, or None at a bound.")
       .def("restore", &restore, py::arg("copy"), py::arg("blocks"), kw, after,
            py::arg("priority") = "demand", none("tag"), none("timeout"),
-           "Copies a HostCopy into device blocks, after the last readers of those blocks. Raises "
-           "Busy when an unfinished\n"
-           "transfer that is not in `after` uses one of them, Incompatible, and what offload() "
-           "raises.")
+           "Copies a HostCopy into device blocks, after the last readers of those blocks. `copy` "
+           "may also be HostBlocks, or\n"
+           "indices of held slots, of which the caller knows that they are complete. Raises Busy "
+           "when an unfinished transfer\n"
+           "that is not in `after` uses one of them, Incompatible, and what offload() raises.")
       .def("try_restore", &try_restore, py::arg("copy"), py::arg("blocks"), kw, after,
            py::arg("priority") = "demand", none("tag"), "The same, or None at a bound.")
       .def("_draft_offload", &draft_offload)

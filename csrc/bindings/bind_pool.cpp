@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "base/check.hpp"
 #include "bindings/bind.hpp"
 
@@ -43,11 +45,18 @@ HugePages hugepages_argument(const std::string& hugepages) {
   return HugePages::required;
 }
 
+int descriptor_argument(const py::object& fd) {
+  const std::size_t descriptor = size_argument("fd", fd, 0);
+  KVMEM_EXPECTS(descriptor <= std::numeric_limits<int>::max(), "fd is ", descriptor,
+                ", which is no descriptor");
+  return static_cast<int>(descriptor);
+}
+
 std::unique_ptr<PyPool> make_pool(const PyDevice& device, const py::object& block_bytes,
                                   const py::object& capacity_bytes, const std::string& pin,
                                   double pin_bytes_per_second, const std::string& hugepages,
                                   std::optional<int> numa_node, bool shared,
-                                  const py::object& progress) {
+                                  const py::object& progress, const py::object& attach) {
   PoolOptions options;
   options.block_bytes = size_argument("block_bytes", block_bytes);
   options.capacity_bytes = size_argument("capacity_bytes", capacity_bytes);
@@ -56,6 +65,7 @@ std::unique_ptr<PyPool> make_pool(const PyDevice& device, const py::object& bloc
   options.region.hugepages = hugepages_argument(hugepages);
   options.region.numa_node = numa_node;
   options.region.shared = shared;
+  if (!attach.is_none()) options.region.attach = descriptor_argument(attach);
   const Runtime::Interrupt interrupt = signals();
   options.region.progress = [&](std::size_t done, std::size_t total) {
     interrupt();
@@ -177,6 +187,14 @@ py::dict pool_stats(const PyPool& self) {
   return facts;
 }
 
+int pool_descriptor(const PyPool& self) {
+  const int memfd = self.pool->stats().region.memfd;
+  KVMEM_EXPECTS(memfd >= 0,
+                "the memory of the pool has no descriptor: it was not made with "
+                "shared=True");
+  return memfd;
+}
+
 py::array arena_view(const py::object& self) {
   const BlockPool& pool = *self.cast<PyPool&>().pool;
   expect_bytes("BlockPool.array", self.cast<PyPool&>().runtime->device());
@@ -214,7 +232,8 @@ void bind_pool(py::module_& module) {
   pool_type
       .def(py::init(&make_pool), py::arg("device"), py::kw_only(), py::arg("block_bytes"),
            py::arg("capacity_bytes"), py::arg("pin"), py::arg("pin_bytes_per_second"),
-           py::arg("hugepages"), py::arg("numa_node"), py::arg("shared"), py::arg("progress"))
+           py::arg("hugepages"), py::arg("numa_node"), py::arg("shared"), py::arg("progress"),
+           py::arg("attach"))
       .def("_enqueue",
            [](const PyPool& self, const py::object& count, std::shared_ptr<WakeList> list,
               std::uint64_t token) {
@@ -234,6 +253,10 @@ void bind_pool(py::module_& module) {
           "capacity", [](const PyPool& self) { return self.pool->capacity(); }, "In slots.")
       .def_property_readonly(
           "pinned", [](const PyPool& self) { return self.pool->pinned(); }, "All of it, by now.")
+      .def("fileno", &pool_descriptor,
+           "The descriptor of the memory of a shared or attached pool, for attach() in another "
+           "process. It\n"
+           "stays the pool's.")
       .def("stats", &pool_stats,
            "Slots by state, peaks, waiters, bytes by kind, and why pinning in the background ended "
            "early. A\n"

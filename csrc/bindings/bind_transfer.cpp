@@ -42,8 +42,10 @@ struct PyCopy {
 
 }  // namespace
 
+bool is_host_copy(py::handle value) { return py::isinstance<PyCopy>(value); }
+
 const HostCopy& host_copy(py::handle value) {
-  KVMEM_EXPECTS(py::isinstance<PyCopy>(value), "copy is ", py::repr(value).cast<std::string>(),
+  KVMEM_EXPECTS(is_host_copy(value), "copy is ", py::repr(value).cast<std::string>(),
                 ", not a HostCopy");
   return *value.cast<PyCopy&>().copy;
 }
@@ -104,6 +106,19 @@ void bind_host_copy(py::module_& module) {
       .def(
           "release", [](const PyCopy& self) { self.copy->release(); },
           "Lets go. A second release raises AlreadyReleased.")
+      .def(
+          "verify",
+          [](const PyCopy& self) {
+            // Held while the GIL is not: another thread may release `self`.
+            const HostCopy held = self.copy->slice(0, self.copy->size());
+            expect_bytes("verify", self.manager->runtime()->device());
+            const Unlocked unlocked;
+            return held.verify();
+          },
+          "Sums the blocks that have a checksum, now, and compares. How many those are; Corrupt "
+          "for "
+          "the first that\n"
+          "differs.")
       .def_property_readonly("released", [](const PyCopy& self) { return self.copy->released(); })
       .def_property_readonly(
           "nbytes", [](const PyCopy& self) { return self.copy->nbytes(); }, "Payload bytes.")

@@ -1,4 +1,4 @@
-// The keys of a call, in whatever form Python has them. With the GIL.
+// The keys of a call, in whatever form Python has them, and the needs of groups. With the GIL.
 #pragma once
 
 #include <array>
@@ -11,6 +11,17 @@
 namespace kvmem::bindings {
 
 void bind_policies(py::module_& module);
+
+[[nodiscard]] inline Need need_argument(const py::object& need) {
+  if (py::isinstance<py::str>(need)) {
+    const auto name = need.cast<std::string>();
+    if (name == "all") return {NeedKind::all, 0};
+    if (name == "state") return {NeedKind::state, 0};
+  } else if (py::hasattr(need, "count")) {
+    return {NeedKind::last, size_argument("need", need.attr("count"))};
+  }
+  throw InvalidArgument(text("need is ", shown(need), ", none of 'all', last(n) and 'state'"));
+}
 
 // Where the keys of an argument are: a sequence of bytes objects, or one contiguous buffer. It
 // keeps neither alive: the argument does, for the call.

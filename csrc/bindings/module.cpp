@@ -13,5 +13,6 @@ PYBIND11_MODULE(_core, module) {
   kvmem::bindings::bind_transfer(module);
   kvmem::bindings::bind_manager(module);
   kvmem::bindings::bind_index(module);
+  kvmem::bindings::bind_cache(module);
   module.def("_set_exiting", &kvmem::bindings::note_python_exits);
 }

@@ -166,6 +166,7 @@ Advice Cache::advise(KeyPointers keys, std::size_t key_bytes, double prefill_tok
 }
 
 void Cache::note_tokens(const std::string& owner, std::uint64_t count) {
+  mark_.expect_same_process("the cache");
   const std::lock_guard lock(mutex_);
   owners_.note_tokens(owner, count);
 }
@@ -178,6 +179,7 @@ std::size_t Cache::drop_owner(const std::string& owner) {
 }
 
 std::optional<OwnerCounts> Cache::owner(const std::string& owner) const {
+  mark_.expect_same_process("the cache");
   const std::lock_guard lock(mutex_);
   return owners_.of(owner);
 }

@@ -118,7 +118,7 @@ bool Cache::begin_load(CacheJob& job) {
   const std::lock_guard lock(job.mutex);
   job.waits_for_keys = false;
   job.error = error;
-  if (!error && plan->length < job.length) {
+  if (plan->length < job.length) {  // whatever else that led to
     job.error = std::make_exception_ptr(CopyFailed(
         text("the store of key ", plan->length, ", which this load attached to, has failed")));
   }

@@ -47,7 +47,7 @@ std::optional<std::size_t> number_of_slot_file(const std::string& name) {
 
 bool is_ours(const std::string& name) {
   return name == "lock" || name == "superblock" || name == "superblock.new" ||
-         name == "lost+found" || number_of_slot_file(name).has_value();
+         name == "manifests" || name == "lost+found" || number_of_slot_file(name).has_value();
 }
 
 // What the caller can mend by another path or other rights is his fault.

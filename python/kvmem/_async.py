@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from . import _core
 
 if TYPE_CHECKING:
-    from ._core import HostBlocks, Transfer
+    from ._core import CacheTransfer, HostBlocks, Transfer
 
 _Started = TypeVar("_Started", bound="Transfer")
 
@@ -72,7 +72,7 @@ async def _until(ready: Callable[[_core._WakeList, int], bool]) -> None:
         wakes.disarm(token)
 
 
-async def wait(transfer: Transfer) -> None:
+async def wait(transfer: Transfer | CacheTransfer) -> None:
     """Waits for the transfer's end; raises its error.
 
     Cancelling the task does not cancel the transfer.

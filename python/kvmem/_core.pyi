@@ -1,5 +1,5 @@
 import enum
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import (
     Any,
@@ -81,6 +81,14 @@ class _DirectionStats(TypedDict):
     guard_wait_total_us: int
 
 @type_check_only
+class _ChecksumStats(TypedDict):
+    blocks_summed: int
+    blocks_verified: int
+    blocks_corrupt: int
+    busy_total_us: int
+    waiting: int
+
+@type_check_only
 class _ManagerStats(TypedDict):
     offload: _DirectionStats
     restore: _DirectionStats
@@ -89,6 +97,7 @@ class _ManagerStats(TypedDict):
     reports_taken: int
     waiters: int
     smallest_segment_bytes: int
+    checksum: _ChecksumStats
 
 # ---- devices
 
@@ -254,6 +263,7 @@ class BlockPool:
         numa_node: int | None,
         shared: bool,
         progress: Callable[[int, int], object] | None,
+        attach: SupportsIndex | None,
     ) -> None: ...
     def try_acquire(self, count: SupportsIndex) -> HostBlocks | None: ...
     def acquire(self, count: SupportsIndex, timeout: _Timeout = None) -> HostBlocks: ...
@@ -268,6 +278,7 @@ class BlockPool:
     def capacity(self) -> int: ...
     @property
     def pinned(self) -> bool: ...
+    def fileno(self) -> int: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
@@ -324,6 +335,7 @@ class HostCopy:
     @staticmethod
     def concat(copies: Sequence[HostCopy]) -> HostCopy: ...
     def release(self) -> None: ...
+    def verify(self) -> int: ...
     @property
     def released(self) -> bool: ...
     @property
@@ -412,6 +424,8 @@ class TimelineRecord:
     def observed(self) -> float | None: ...
     @property
     def first_use(self) -> float | None: ...
+    @property
+    def checked(self) -> float | None: ...
 
 class CloseReport:
     @property
@@ -440,6 +454,9 @@ class Manager:
         window_bytes: SupportsIndex,
         window_descriptors: SupportsIndex,
         max_reports: SupportsIndex,
+        checksum: str,
+        checksum_every: SupportsIndex,
+        checksum_workers: SupportsIndex,
         reaper: bool,
         timeline: bool,
     ) -> None: ...
@@ -464,7 +481,7 @@ class Manager:
     ) -> _Offload | None: ...
     def restore(
         self,
-        copy: HostCopy,
+        copy: HostCopy | HostBlocks | _BlockIds,
         blocks: _BlockIds,
         *,
         after: object,
@@ -474,7 +491,7 @@ class Manager:
     ) -> _Restore: ...
     def try_restore(
         self,
-        copy: HostCopy,
+        copy: HostCopy | HostBlocks | _BlockIds,
         blocks: _BlockIds,
         *,
         after: object,
@@ -492,7 +509,7 @@ class Manager:
     ) -> _Draft[_Offload]: ...
     def _draft_restore(
         self,
-        copy: HostCopy,
+        copy: HostCopy | HostBlocks | _BlockIds,
         blocks: _BlockIds,
         after: object,
         priority: _Priority,
@@ -609,3 +626,166 @@ class Index:
     def take_events(self) -> tuple[list[tuple[str, str, bytes]], int]: ...
     def holdings(self) -> dict[str, tuple[int, int]]: ...
     def stats(self) -> dict[str, Any]: ...
+
+# ---- the cache
+
+_MissReason: TypeAlias = Literal[
+    "never_stored",
+    "none",
+    "in_flight",
+    "not_admitted",
+    "thrash",
+    "no_room",
+    "store_failed",
+    "evicted",
+    "removed",
+    "disk_failed",
+    "other_manifest",
+]
+_Blocks: TypeAlias = _BlockIds | Mapping[str, _BlockIds]
+
+@type_check_only
+class _OwnerCounts(TypedDict):
+    offloads: int
+    restores: int
+    offloaded_bytes: int
+    restored_bytes: int
+    offloaded_again: int
+    unused_bytes: int
+    tokens: int
+    refused: int
+    bytes_per_token: float
+
+@type_check_only
+class _DiskCloseReport(TypedDict):
+    dropped: int
+    running: int
+    sync_error: int
+
+class CacheTransfer:
+    @property
+    def id(self) -> int: ...
+    @property
+    def kind(self) -> Literal["store", "load"]: ...
+    @property
+    def state(self) -> _State: ...
+    @property
+    def loaded(self) -> int: ...
+    @property
+    def failed_keys(self) -> list[bytes]: ...
+    @property
+    def covered(self) -> int: ...
+    @property
+    def present(self) -> int: ...
+    @property
+    def attached(self) -> int: ...
+    @property
+    def refused(self) -> str | None: ...
+    def done(self) -> bool: ...
+    def wait(self, timeout: _Timeout = None) -> None: ...
+    def cancel(self) -> CancelOutcome: ...
+    def wait_on(self, stream: object, stage: int | None = None) -> None: ...
+    def _wake(self, wakes: _WakeList, token: int, /) -> None: ...
+    def _unwake(self, wakes: _WakeList, token: int, /) -> None: ...
+    def _expect_done(self) -> None: ...
+    def __await__(self) -> Generator[Any]: ...
+
+class Advice:
+    @property
+    def kind(self) -> Literal["restore", "recompute", "wait"]: ...
+    @property
+    def restorable(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def restore_seconds(self) -> float: ...
+    @property
+    def recompute_seconds(self) -> float: ...
+    @property
+    def wait_seconds(self) -> float: ...
+
+class CacheCloseReport:
+    @property
+    def quiet(self) -> bool: ...
+    @property
+    def cancelled(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def unwritten(self) -> int: ...
+    @property
+    def disk(self) -> _DiskCloseReport | None: ...
+
+class CacheHit:
+    def __len__(self) -> int: ...
+    @property
+    def tiers(self) -> dict[str, int]: ...
+    @property
+    def pending(self) -> bool: ...
+    def keep(self, length: SupportsIndex) -> int: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *args: object) -> None: ...
+
+class Cache:
+    def __init__(self, options: dict[str, Any]) -> None: ...
+    def store(
+        self,
+        keys: _Keys,
+        blocks: _Blocks,
+        *,
+        after: object,
+        owner: str = "",
+        priority: _Priority = "background",
+        value: float = 1.0,
+        timeout: _Timeout = None,
+    ) -> CacheTransfer: ...
+    def try_store(
+        self,
+        keys: _Keys,
+        blocks: _Blocks,
+        *,
+        after: object,
+        owner: str = "",
+        priority: _Priority = "background",
+        value: float = 1.0,
+    ) -> CacheTransfer | None: ...
+    def reserve(
+        self,
+        keys: _Keys,
+        *,
+        owner: str = "",
+        pending: Literal["stop", "attach"] = "stop",
+        expires_seconds: float | None = None,
+    ) -> CacheHit: ...
+    def load(
+        self,
+        hit: CacheHit,
+        blocks: _Blocks,
+        *,
+        after: object,
+        priority: _Priority = "demand",
+    ) -> CacheTransfer: ...
+    def _advise(
+        self, keys: _Keys, prefill_tokens_per_s: float, block_tokens: float, /
+    ) -> Advice: ...
+    def poll(self) -> int: ...
+    def flush(self, timeout: _Timeout = None) -> bool: ...
+    def close(self, timeout: _Timeout = 30.0) -> CacheCloseReport: ...
+    def note_tokens(self, owner: str, count: SupportsIndex) -> None: ...
+    def drop_owner(self, owner: str) -> int: ...
+    def owner(self, owner: str) -> _OwnerCounts | None: ...
+    def evict(self, keys: _Keys) -> int: ...
+    def clear(self) -> int: ...
+    def _why_miss(self, key: bytes, /) -> tuple[_MissReason, str | None, bytes | None]: ...
+    def take_events(self) -> tuple[list[tuple[str, str, str, bytes]], int]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def _check(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...

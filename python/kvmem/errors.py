@@ -82,6 +82,17 @@ class DeviceUnavailable(KvmemError):
     """The device cannot be opened; the message says why."""
 
 
+class Corrupt(KvmemError):
+    """The bytes of a stored block are not those that its checksum is of. Nothing was restored."""
+
+    block: int
+    """Its position in the call."""
+    slot: int
+    expected: int
+    found: int
+    """What the bytes sum to now."""
+
+
 class Incompatible(KvmemError):
     """Stored state does not fit the layout."""
 

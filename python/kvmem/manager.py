@@ -24,8 +24,13 @@ class Manager(_core.Manager):
     window_bytes, window_descriptors: handed to the device at a time, each direction; a demand
         transfer waits for at most that much.
     max_reports: tagged transfers accepted and not yet polled.
-    reaper: False for no thread at all: poll() and calls that wait drive everything, and what is
-        accepted is submitted inside the call.
+    checksum: "always" keeps a checksum of each block, "sampled" of some. Threads of its own compute
+        it before the offload ends, and verify it before anything of a restore is copied: Corrupt,
+        if somebody has written the block in host memory meanwhile.
+    checksum_every: "sampled" takes the first block offloaded and each nth behind it.
+    checksum_workers: how many threads; none when off.
+    reaper: False for no thread at all, but for those of checksums: poll() and calls that wait drive
+        everything, and what is accepted is submitted inside the call, unless it is verified first.
     timeline: also measure when copies started and completed on the device, and first uses.
 
     No block, on either side, is reused while a copy can still touch it: not after a cancel, a
@@ -45,6 +50,9 @@ class Manager(_core.Manager):
         window_bytes: SupportsIndex | str = "256MiB",
         window_descriptors: int = 8192,
         max_reports: int = 4096,
+        checksum: Literal["off", "sampled", "always"] = "off",
+        checksum_every: int = 16,
+        checksum_workers: int = 2,
         reaper: bool = True,
         timeline: bool = False,
     ) -> None:
@@ -65,6 +73,9 @@ class Manager(_core.Manager):
             window_bytes=parse_bytes("window_bytes", window_bytes),
             window_descriptors=window_descriptors,
             max_reports=max_reports,
+            checksum=checksum,
+            checksum_every=checksum_every,
+            checksum_workers=checksum_workers,
             reaper=reaper,
             timeline=timeline,
         )
@@ -92,7 +103,7 @@ class Manager(_core.Manager):
 
     def restore_async(
         self,
-        copy: _core.HostCopy,
+        copy: _core.HostCopy | _core.HostBlocks | BlockIds,
         blocks: BlockIds,
         *,
         after: object,

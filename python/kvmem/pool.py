@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from . import _async, _core
 from ._units import parse_bytes
 from .devices import _GBPS_LEAST, _GBPS_MOST, _number
+from .errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class BlockPool(_core.BlockPool):
@@ -26,7 +30,7 @@ class BlockPool(_core.BlockPool):
     hugepages: reserved huge pages "never", "try" or "required"; transparent ones are always asked
         for.
     numa_node: where the memory is to be; None is preferably close to the device, where it says.
-    shared: a memfd that other processes can map, instead of private memory.
+    shared: a memfd that other processes can attach() by its fileno(), instead of private memory.
     progress: called with (done, all) bytes while the memory is made; returning False cancels. Each
         byte counts once as touched and, where that is waited for, once more as pinned.
 
@@ -57,7 +61,52 @@ class BlockPool(_core.BlockPool):
             numa_node=numa_node,
             shared=shared,
             progress=progress,
+            attach=None,
         )
+
+    @classmethod
+    def attach(
+        cls,
+        device: _core.Device,
+        fd: SupportsIndex,
+        *,
+        block_bytes: SupportsIndex | str,
+        capacity_bytes: SupportsIndex | str,
+        pin: Literal["auto", "required", "background", "never"] = "auto",
+        pin_gbps: float | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Self:
+        """A pool over the memory of a shared one, which another process may have made.
+
+        fd: fileno() of that pool, or a descriptor of the same memory that came with SCM_RIGHTS, by
+            inheritance or from /proc/PID/fd. It stays the caller's.
+        block_bytes, capacity_bytes: what that pool was made with.
+        pin, pin_gbps, progress: as for a new pool; the memory is there, so only pinning takes time.
+
+        It hands out no blocks: whoever made the memory does, or an Index, in numbers of slots. They
+        are good for `into` of an offload and as what a restore reads. Nobody else sees who uses a
+        slot here, so whoever hands them out has to be told when the copies have ended; the end of
+        this process ends them too.
+
+        Raises InvalidArgument for memory of another size, or that could be taken away.
+        """
+        if fd is None:  # which would mean a new one below
+            raise InvalidArgument("fd is None, not a descriptor")
+        pool = cls.__new__(cls)
+        _core.BlockPool.__init__(
+            pool,
+            device,
+            block_bytes=parse_bytes("block_bytes", block_bytes),
+            capacity_bytes=parse_bytes("capacity_bytes", capacity_bytes),
+            pin=pin,
+            pin_bytes_per_second=_pin_bytes_per_second(pin_gbps),
+            hugepages="never",
+            numa_node=None,
+            shared=False,
+            progress=progress,
+            attach=fd,
+        )
+        return pool
 
     async def acquire_async(self, count: int) -> _core.HostBlocks:
         """Awaits `count` blocks in the pool's FIFO. Cancelling the task loses nothing.

@@ -22,6 +22,7 @@ struct CacheWorldOptions {
   SlotIndex slots = 16;  // of the cache in host memory
   std::optional<SlotIndex> disk_slots = std::nullopt;
   std::size_t landing_blocks = 2;
+  std::size_t spare_slots = 0;  // of the pool, that are not the cache's
   ManagerConfig config = without_reaper();
   CacheOptions cache = {};
 };
@@ -29,14 +30,14 @@ struct CacheWorldOptions {
 // The disk's workers are threads; everything else is moved by the test's own calls.
 class CacheWorld {
  public:
-  explicit CacheWorld(const CacheWorldOptions& options = {},
+  explicit CacheWorld(const CacheWorldOptions& made = {},
                       std::shared_ptr<ModelDevice> device = still_device())
-      : options_(options),
+      : options(made),
         world_(std::make_unique<World>(
-            std::move(device),
-            WorldOptions{.device_blocks = options.device_blocks,
-                         .slots = options.slots + (options.disk_slots ? options.landing_blocks : 0),
-                         .config = options.config})) {
+            std::move(device), WorldOptions{.device_blocks = made.device_blocks,
+                                            .slots = made.slots + made.spare_slots +
+                                                     (made.disk_slots ? made.landing_blocks : 0),
+                                            .config = made.config})) {
     reopen();
   }
   ~CacheWorld() { close(); }
@@ -46,20 +47,20 @@ class CacheWorld {
   // A new cache over the same device, pool and disk.
   void reopen() {
     close();
-    CacheOptions options = options_.cache;
-    options.key_bytes = Keys::bytes;
-    options.groups = {{"full", {}, world_->manager_ptr(), options_.slots}};
-    if (options_.disk_slots) {
-      if (!options.disk) options.disk.emplace();
-      CacheDisk& disk = *options.disk;
-      disk.landing_blocks = options_.landing_blocks;
+    CacheOptions its = options.cache;
+    its.key_bytes = Keys::bytes;
+    its.groups = {{"full", {}, world_->manager_ptr(), options.slots}};
+    if (options.disk_slots) {
+      if (!its.disk) its.disk.emplace();
+      CacheDisk& disk = *its.disk;
+      disk.landing_blocks = options.landing_blocks;
       disk.options.path = "/cache";
       disk.options.files = files;
       disk.options.workers = 2;
       disk.options.probe_after = std::chrono::nanoseconds(0);
-      disk.options.capacity_bytes = *options_.disk_slots * disk_slot_bytes();
+      disk.options.capacity_bytes = *options.disk_slots * disk_slot_bytes();
     }
-    cache_ = Cache::make(std::move(options));
+    cache_ = Cache::make(std::move(its));
   }
   void close() {
     if (!cache_) return;
@@ -146,10 +147,10 @@ class CacheWorld {
     return cache_->why_miss(keys.pointers()[0], Keys::bytes);
   }
 
+  CacheWorldOptions options;  // of the next cache
   std::shared_ptr<MemoryFiles> files = std::make_shared<MemoryFiles>();
 
  private:
-  CacheWorldOptions options_;
   std::unique_ptr<World> world_;
   std::shared_ptr<Cache> cache_;
 };

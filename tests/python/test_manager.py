@@ -869,6 +869,13 @@ def test_the_statistics_count_exactly_what_happened(cache: Cache) -> None:
         "reports_taken": 1,
         "waiters": 0,
         "smallest_segment_bytes": 2048,
+        "checksum": {
+            "blocks_summed": 0,
+            "blocks_verified": 0,
+            "blocks_corrupt": 0,
+            "busy_total_us": 0,
+            "waiting": 0,
+        },
     }
 
 

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvmem._shown import shown
 from kvmem.replay import options as limits
+from kvmem.replay.given import Way, way_of
 from kvmem.replay.options import HitRule, ReplayError, ReplayOptions
 from kvmem.replay.result import ReplayResult
 from kvmem.replay.trace import Request, read_trace
@@ -26,10 +27,17 @@ virtual, so that the same seed gives the same table; with --no-move-bytes no byt
 terabytes fit. Exits 1 if a restored block differed, a host block leaked or a
 transfer did not end exactly once, 2 if it could not run.
 
+With --policy, or an option that implies it (--admit-after, --thrash, --disk, --groups), it runs on
+kvmem.Cache, as an engine would. Its hits are prefixes that were delivered; each of its counters is
+checked against the cache's own, and a difference exits 1 too. The disk is always real: with
+--device virtual it takes no virtual time, and what is still being written may vary between runs.
+
 With --policies nothing is moved: it counts what each eviction policy would hit at each size of the
 host tier, and the prefill that saves.
 
 Example: kvmem replay conversation_trace.jsonl --hit blocks --host-blocks 10000 --json
+
+Example: kvmem replay conversation_trace.jsonl --host-blocks 5000 --policy lru --disk 1GiB
 
 Example: kvmem replay conversation_trace.jsonl --policies all
 """
@@ -115,7 +123,55 @@ PrefillTokens = Annotated[
     float | None,
     typer.Option(
         metavar="RATE",
-        help="For --policies: prefill without attention, tokens a second. Default: 14925.",
+        help="For --policies and --policy: prefill without attention, tokens a second."
+        " Default: 14925.",
+    ),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="lru|arc|gdsf", help="Run on a cache; what it evicts first. Default: lru."
+    ),
+]
+AdmitAfter = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Of the cache: a key is stored the Nth time it is offered."),
+]
+Thrash = Annotated[
+    float | None,
+    typer.Option(
+        metavar="BYTES",
+        help="Of the cache: refuse stores while more bytes than this, both ways, were moved for"
+        " each token that the trace has generated; until it is half of that.",
+    ),
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        metavar="full[+window:N][+state]",
+        help="Of the cache: layers of full attention, and with them small ones of which a hit"
+        " needs the last N blocks, or the last alone. Each group has --host-blocks. Default: full.",
+    ),
+]
+Disk = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES", help="Of the cache: a disk tier behind the host's, of real files."
+    ),
+]
+DiskPath = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Of --disk; what is there is found, and stays. Default: a temporary one.",
+    ),
+]
+DiskWrite = Annotated[
+    str | None,
+    typer.Option(
+        metavar="through|back",
+        help="Of --disk: write each block at once, or the oldest when host memory fills up."
+        " Default: through.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -126,6 +182,7 @@ Plot = Annotated[
 
 
 def replay(
+    context: typer.Context,
     trace: Trace = None,
     device: Device = "host",
     gbps: Gbps = None,
@@ -142,15 +199,24 @@ def replay(
     policies: Policies = None,
     capacities: Capacities = None,
     prefill_tokens_per_s: PrefillTokens = None,
+    policy: Policy = None,
+    admit_after: AdmitAfter = None,
+    thrash: Thrash = None,
+    groups: Groups = None,
+    disk: Disk = None,
+    disk_path: DiskPath = None,
+    disk_write: DiskWrite = None,
     json_output: Json = False,
     plot: Plot = None,
 ) -> None:
-    import kvmem
-
-    try:
+    with _failures_in_words():
         limits.expect_limit(limit)
-        _expect_one_of_both(policies, device, capacities, prefill_tokens_per_s, plot)
-        if policies is not None:
+        way = way_of(_given(context))
+        if way is Way.policies:
+            assert policies is not None
+            # No device is used, so either that a replay runs on gives the same table.
+            if device not in ("host", "virtual"):
+                raise ReplayError(f"--device: {shown(device)} is neither host nor virtual")
             requests, source = _requests(trace, limit, seed), _source(trace, seed)
             _compare(requests, source, policies, capacities, prefill_tokens_per_s, json_output)
             raise typer.Exit(0)
@@ -167,7 +233,28 @@ def replay(
             concurrency=concurrency,
             seed=seed,
         )
-        status = _run(trace, limit, chosen, json_output, plot)
+        if way is Way.plain:
+            raise typer.Exit(_run(trace, limit, chosen, json_output, plot))
+        of_cache = {
+            "policy": policy,
+            "admit_after": admit_after,
+            "thrash": thrash,
+            "groups": groups,
+            "disk_bytes": disk,
+            "disk_path": disk_path,
+            "disk_write": disk_write,
+            "prefill_tokens_per_s": prefill_tokens_per_s,
+        }
+        raise typer.Exit(_run_on_cache(trace, limit, chosen, of_cache, json_output))
+
+
+@contextmanager
+def _failures_in_words() -> Iterator[None]:
+    """End with the status of what went wrong, and a line that says it."""
+    import kvmem
+
+    try:
+        yield
     except (ReplayError, kvmem.KvmemError, MemoryError) as error:
         said = "not enough memory" if isinstance(error, MemoryError) else error
         typer.echo(f"kvmem replay: {said}", err=True)
@@ -175,7 +262,12 @@ def replay(
     except KeyboardInterrupt:
         typer.echo("kvmem replay: interrupted", err=True)
         raise typer.Exit(130) from None
-    raise typer.Exit(status)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Name the parameters that are not there by default."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
 def _host_blocks(given: str | None, trace: Path | None) -> int | None:
@@ -199,28 +291,38 @@ def _run(
     if plot is not None:
         write_plot(result, source, plot)
     _show(result, source, as_json)
-    return _status(result)
+    return _status(result.faults(), result.counts.corrupted, options.corrupt)
+
+
+def _run_on_cache(
+    trace: Path | None,
+    limit: int | None,
+    options: ReplayOptions,
+    of_cache: dict[str, Any],
+    as_json: bool,
+) -> int:
+    from kvmem.replay.cache_engine import run_cache_replay
+    from kvmem.replay.cache_options import CacheReplayOptions, parse_disk_bytes
+    from kvmem.replay.cache_result import make_table
+
+    given = {name: value for name, value in of_cache.items() if value is not None}
+    if "disk_bytes" in given:
+        given["disk_bytes"] = parse_disk_bytes(given["disk_bytes"])
+    chosen = CacheReplayOptions(options, **given)
+    requests, source = _requests(trace, limit, options.seed), _source(trace, options.seed)
+    with _progress(len(requests)) as advance:
+        result = run_cache_replay(requests, chosen, advance)
+    if as_json:
+        typer.echo(json.dumps({"source": source} | result.to_json()))
+    else:
+        from rich.console import Console
+
+        Console().print(make_table(result, source))
+    return _status(result.faults(), result.counts.corrupted, options.corrupt)
 
 
 def _source(trace: Path | None, seed: int) -> str:
     return trace.name if trace is not None else f"generated chats, seed {seed}"
-
-
-def _expect_one_of_both(
-    policies: str | None,
-    device: str,
-    capacities: str | None,
-    rate: float | None,
-    plot: Path | None,
-) -> None:
-    # Policies by themselves use no device, so either that a replay runs on gives the same table.
-    if policies is not None and device not in ("host", "virtual"):
-        raise ReplayError(f"--device: {shown(device)} is neither host nor virtual")
-    if policies is not None and plot is not None:
-        raise ReplayError("--plot: not with --policies, which has nothing that changes over time")
-    for name, given in {"--capacities": capacities, "--prefill-tokens-per-s": rate}.items():
-        if policies is None and given is not None:
-            raise ReplayError(f"{name}: only with --policies")
 
 
 def _compare(
@@ -276,13 +378,12 @@ def _show(result: ReplayResult, source: str, as_json: bool) -> None:
     Console().print(make_table(result, source))
 
 
-def _status(result: ReplayResult) -> int:
-    if result.faults():
+def _status(faults: list[str], corrupted: int, wanted: int) -> int:
+    if faults:
         return 1
-    counts, wanted = result.counts, result.options.corrupt
-    if counts.corrupted < wanted:
+    if corrupted < wanted:
         raise ReplayError(
-            f"--corrupt: {wanted} blocks asked for, only {counts.corrupted} could be damaged:"
+            f"--corrupt: {wanted} blocks asked for, only {corrupted} could be damaged:"
             " no more were restored"
         )
     return 0

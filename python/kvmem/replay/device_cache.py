@@ -59,8 +59,9 @@ class Lane(ABC):
         blocks: int,
         first_block: int,
         piece_blocks: int,
+        beside: Lane | None = None,
     ) -> None:
-        self._pattern = pattern
+        self.pattern = pattern
         self._piece_blocks = piece_blocks
         self._blocks = blocks
         self._first_block = first_block
@@ -71,8 +72,8 @@ class Lane(ABC):
             for buffer in buffers:
                 words = buffer.array.view(np.uint64).reshape(shape)
                 self._regions.append(words[first_block : first_block + blocks])
-        self.producer = device.stream()
-        self.consumer = device.stream()
+        self.producer: kvmem.Stream = device.stream() if beside is None else beside.producer
+        self.consumer: kvmem.Stream = device.stream() if beside is None else beside.consumer
 
     def device_blocks(self, positions: Sequence[int]) -> NDArray[np.int64]:
         """Give the device blocks at these positions."""
@@ -91,8 +92,13 @@ class Lane(ABC):
 
         Raises the restore's error if it has failed by then.
         """
-        for stage in range(REGIONS):
+        for stage in range(self.pattern.regions):
             restore.wait_on(self.consumer, stage=stage)
+            self.read(stage, positions)
+
+    def read(self, stage: int, positions: Sequence[int]) -> None:
+        """Let the consumer read one layer of these blocks, if there are so many layers."""
+        if stage < self.pattern.regions:
             self._read(stage, positions[: self._piece_blocks])
 
     def differing(self, positions: Sequence[int], seeds: NDArray[np.uint64]) -> int:
@@ -100,7 +106,7 @@ class Lane(ABC):
         if not self._regions:
             return 0
         return sum(
-            self._pattern.differing(self._consumed_bytes(piece, number), seeds[piece])
+            self.pattern.differing(self._consumed_bytes(piece, number), seeds[piece])
             for number, piece in enumerate(self._pieces(positions))
         )
 
@@ -137,8 +143,9 @@ class StreamLane(Lane):
         blocks: int,
         first_block: int,
         piece_blocks: int,
+        beside: Lane | None = None,
     ) -> None:
-        super().__init__(device, pattern, buffers, blocks, first_block, piece_blocks)
+        super().__init__(device, pattern, buffers, blocks, first_block, piece_blocks, beside)
         shape = (len(self._regions), piece_blocks, self._regions[0].shape[1])
         self._dirt = np.full(shape[1:], _DIRT, dtype=np.uint64)
         self._sources = np.zeros(shape, dtype=np.uint64)
@@ -154,7 +161,7 @@ class StreamLane(Lane):
         for number, piece in enumerate(self._pieces(positions)):
             if number > 0:
                 self.producer.synchronize(_STUCK_SECONDS)
-            self._pattern.fill(self._sources[:, : len(piece)], seeds[piece])
+            self.pattern.fill(self._sources[:, : len(piece)], seeds[piece])
             for region, outside in zip(self._regions, self._sources, strict=True):
                 for target, source in _beside(region, outside, piece):
                     self.producer.copy(target, source)
@@ -165,7 +172,7 @@ class StreamLane(Lane):
 
     def _consumed_bytes(self, piece: list[int], number: int) -> NDArray[np.uint64]:
         if number > 0:
-            for stage in range(REGIONS):
+            for stage in range(self.pattern.regions):
                 self._read(stage, piece)
             self.consumer.synchronize(_STUCK_SECONDS)
         return self._targets[:, : len(piece)]
@@ -184,7 +191,7 @@ class InstantLane(Lane):
             return
         for first, last in runs_of(positions):
             for stage, region in enumerate(self._regions):
-                self._pattern.fill_segment(stage, region[first:last], seeds[first:last])
+                self.pattern.fill_segment(stage, region[first:last], seeds[first:last])
 
     def _read(self, stage: int, piece: Sequence[int]) -> None:
         del stage, piece  # differing() looks at the blocks themselves
@@ -210,11 +217,21 @@ _LANES = {"host": StreamLane, "virtual": InstantLane}
 class DeviceCache:
     """Device memory of `lanes` requests with at most `lane_blocks` blocks each.
 
-    Raises CapacityError when the memory cannot be had.
+    beside: the memory of other layers of the same requests, whose streams its lanes share. Equal
+    keys have other bytes there: `kind` tells them apart. Raises CapacityError when the memory
+    cannot be had.
     """
 
     def __init__(
-        self, device: kvmem.Device, lanes: int, lane_blocks: int, block_bytes: int
+        self,
+        device: kvmem.Device,
+        lanes: int,
+        lane_blocks: int,
+        block_bytes: int,
+        *,
+        regions: int = REGIONS,
+        kind: int = 0,
+        beside: DeviceCache | None = None,
     ) -> None:
         if device.kind not in _LANES:
             raise ReplayError(
@@ -222,10 +239,10 @@ class DeviceCache:
                 f" {device.name!r}"
             )
         self.lane_blocks = lane_blocks
-        self.pattern = BlockPattern(REGIONS, block_bytes // REGIONS)
-        segment_bytes = block_bytes // REGIONS
+        segment_bytes = block_bytes // regions
+        self.pattern = BlockPattern(regions, segment_bytes, kind)
         blocks = lanes * lane_blocks
-        self._buffers = [device.alloc(blocks * segment_bytes) for _ in range(REGIONS)]
+        self._buffers = [device.alloc(blocks * segment_bytes) for _ in range(regions)]
         self.layout = kvmem.KVLayout(
             [
                 kvmem.Region(
@@ -242,6 +259,14 @@ class DeviceCache:
         lane = _LANES[device.kind]
         piece_blocks = max(1, min(lane_blocks, PIECES_BYTES // (lanes * block_bytes)))
         self.lanes: list[Lane] = [
-            lane(device, self.pattern, self._buffers, lane_blocks, first, piece_blocks)
-            for first in range(0, blocks, lane_blocks)
+            lane(
+                device,
+                self.pattern,
+                self._buffers,
+                lane_blocks,
+                number * lane_blocks,
+                piece_blocks,
+                None if beside is None else beside.lanes[number],
+            )
+            for number in range(lanes)
         ]

@@ -67,16 +67,15 @@ class _Engine:
         capacity = options.host_blocks or max(distinct, 1)
         lane_blocks = max(1, *(len(request.keys) for request in requests))
         lanes = min(options.concurrency, len(requests))
-        device = _open_device(options)
-        is_virtual = device.info["virtual_time"]
-        self.stuck_seconds = _STUCK_VIRTUAL_SECONDS if is_virtual else _STUCK_SECONDS
+        device = open_replay_device(options)
+        self.stuck_seconds = stuck_seconds(device)
         try:
-            _expect_memory(device, options.block_bytes, capacity, lanes * lane_blocks)
+            expect_memory(device, options.block_bytes, capacity, lanes * lane_blocks)
             self._cache = DeviceCache(device, lanes, lane_blocks, options.block_bytes)
             self._pool = kvmem.BlockPool(
                 device,
                 block_bytes=options.block_bytes,
-                capacity_bytes=capacity * _slot_bytes(options.block_bytes),
+                capacity_bytes=capacity * slot_bytes(options.block_bytes),
             )
         except (kvmem.CapacityError, kvmem.InvalidArgument) as error:
             raise ReplayError(
@@ -310,7 +309,8 @@ class _Engine:
         )
 
 
-def _open_device(options: ReplayOptions) -> kvmem.Device:
+def open_replay_device(options: ReplayOptions) -> kvmem.Device:
+    """Open the device of the options. Raises ReplayError."""
     try:
         if options.device != "virtual":
             return kvmem.open_device(options.device)
@@ -324,14 +324,20 @@ def _open_device(options: ReplayOptions) -> kvmem.Device:
         raise ReplayError(f"--device: {error}") from None
 
 
-def _slot_bytes(block_bytes: int) -> int:
+def stuck_seconds(device: kvmem.Device) -> float:
+    """Say for how long to wait for what must end by itself."""
+    return _STUCK_VIRTUAL_SECONDS if device.info["virtual_time"] else _STUCK_SECONDS
+
+
+def slot_bytes(block_bytes: int) -> int:
+    """Give what a block takes in a pool."""
     return -(-block_bytes // _SLOT_BYTES_UNIT) * _SLOT_BYTES_UNIT
 
 
-def _expect_memory(
+def expect_memory(
     device: kvmem.Device, block_bytes: int, host_blocks: int, device_blocks: int
 ) -> None:
     """Raise CapacityError unless pool and device fit together."""
     # Had as one piece and given back untouched: each part alone might fit where the sum does not.
-    nbytes = host_blocks * _slot_bytes(block_bytes) + device_blocks * block_bytes
+    nbytes = host_blocks * slot_bytes(block_bytes) + device_blocks * block_bytes
     device.alloc(nbytes)

@@ -19,26 +19,36 @@ if TYPE_CHECKING:
 WORD_BYTES = 8
 
 _PLACES_APART = np.uint64(0xA5A5A5A500000000)
+_KINDS_APART = 0x9D39247E33776D41
 
 
 class BlockPattern:
-    """Patterns of blocks that consist of `regions` segments of equal size."""
+    """Patterns of blocks that consist of `regions` segments of equal size.
 
-    def __init__(self, regions: int, segment_bytes: int) -> None:
+    kind: blocks of one key and two kinds differ in every word too.
+    """
+
+    def __init__(self, regions: int, segment_bytes: int, kind: int = 0) -> None:
         self.segment_bytes = segment_bytes
-        self._regions = regions
+        self.regions = regions
+        self._apart = np.uint64(kind * _KINDS_APART % (1 << 64))
 
     @cached_property
     def _places(self) -> NDArray[np.uint64]:
         """One factor for each word; as large as a block, so only where bytes are looked at."""
-        words = self._regions * self.segment_bytes // WORD_BYTES
+        words = self.regions * self.segment_bytes // WORD_BYTES
         # Apart from the keys, or word a of block b would equal word b of block a.
         places = np.arange(words, dtype=np.uint64) ^ _PLACES_APART
-        return _odd(_mix(places)).reshape(self._regions, 1, -1)
+        return _odd(_mix(places)).reshape(self.regions, 1, -1)
 
     def seeds(self, keys: Sequence[int]) -> NDArray[np.uint64]:
         """Give the seed of each key."""
-        return _odd(_mix(np.array(keys, dtype=np.uint64)))
+        return _odd(_mix(np.array(keys, dtype=np.uint64) ^ self._apart))
+
+    def first_word(self, seed: np.uint64) -> np.uint64:
+        """Give what a block of this seed begins with."""
+        words: NDArray[np.uint64] = self._places[0, 0, :1] * seed
+        return np.uint64(words[0])
 
     def fill(self, target: NDArray[np.uint64], seeds: NDArray[np.uint64]) -> None:
         """Write blocks into uint64[regions, blocks, words of a segment]."""

@@ -68,6 +68,13 @@ def block_seconds(position: int | NDArray[np.int64], tokens_per_second: float) -
     return BLOCK_TOKENS * (1 + attention) / tokens_per_second
 
 
+def expect_rate(tokens_per_second: float) -> None:
+    """Check the rate of prefill. Raises ReplayError."""
+    if not RATE_LEAST <= tokens_per_second <= RATE_MOST:  # also refuses NaN
+        limits = f"{RATE_LEAST:g} to {RATE_MOST:g}"
+        raise ReplayError(f"--prefill-tokens-per-s: {tokens_per_second} is outside {limits}")
+
+
 def parse_policies(given: str) -> list[str]:
     """Read "all" or names with commas between. Raises ReplayError."""
     if given == "all":
@@ -102,9 +109,7 @@ def compare_policies(
     advance: Callable[[int], None],
 ) -> Iterator[PolicyResult]:
     """Drive each policy at each capacity; `advance` is told how many are done."""
-    if not RATE_LEAST <= tokens_per_second <= RATE_MOST:  # also refuses NaN
-        limits = f"{RATE_LEAST:g} to {RATE_MOST:g}"
-        raise ReplayError(f"--prefill-tokens-per-s: {tokens_per_second} is outside {limits}")
+    expect_rate(tokens_per_second)
     keys = np.array([key for request in requests for key in request.keys], np.uint64)
     lengths = np.array([len(request.keys) for request in requests])
     starts = np.cumsum(lengths) - lengths

@@ -181,8 +181,8 @@ class ReplayResult:
             bytes_offloaded=ledger.bytes["offload"],
             bytes_restored=ledger.bytes["restore"],
             restore_us=percentiles_us(timeline.restore_parts()),
-            run_slots=_slots(run_slots, peaks=True),
-            end_slots=_slots(end_slots),
+            run_slots=slots_by_state(run_slots, peaks=True),
+            end_slots=slots_by_state(end_slots),
             transfers={
                 "submitted": ledger.submitted,
                 "ended": ledger.submitted - ledger.unended,
@@ -273,7 +273,8 @@ def percentiles_us(parts: Mapping[str, NDArray[np.float64]]) -> dict[str, float 
     return found
 
 
-def _slots(stats: Mapping[str, int], peaks: bool = False) -> dict[str, int]:
+def slots_by_state(stats: Mapping[str, int], peaks: bool = False) -> dict[str, int]:
+    """Take the slots by state from the statistics of a pool."""
     slots = {state: stats[f"{state}_slots"] for state in (*SLOT_STATES, "capacity")}
     if peaks:
         slots["peak_held"] = stats["peak_held_slots"]

@@ -37,8 +37,8 @@ def _work(result: ReplayResult) -> list[tuple[str, str]]:
         ("requests, blocks", f"{counts.requests:,}, {counts.blocks:,}"),
         ("block hit rate", f"{result.block_hit_rate:.4f}"),
         ("prefix hit rate", f"{result.prefix_hit_rate:.4f}"),
-        ("offloaded", _bytes(result.bytes_offloaded)),
-        ("restored", _bytes(result.bytes_restored)),
+        ("offloaded", shown_bytes(result.bytes_offloaded)),
+        ("restored", shown_bytes(result.bytes_restored)),
         ("per generated token", f"{result.bytes_per_generated_token:,.0f} bytes"),
         ("re-offloaded blocks", f"{result.reoffloaded_blocks:,}"),
         (_run_time(result), f"{counts.seconds:.2f} s"),
@@ -87,7 +87,8 @@ def _verdict(result: ReplayResult) -> list[tuple[str, str]]:
     return [*rows, ("verification", verdict)]
 
 
-def _bytes(count: int) -> str:
+def shown_bytes(count: int) -> str:
+    """Write bytes for people."""
     value = float(count)
     for unit in ("bytes", "KiB", "MiB"):
         if value < 1024:

@@ -1,0 +1,370 @@
+#include "bindings/bind_cache.hpp"
+
+#include "base/check.hpp"
+#include "bindings/keys_argument.hpp"
+
+namespace kvmem::bindings {
+
+namespace {
+
+// ---- what Python holds ----
+
+struct PyHit {
+  PyHit(Shared<Cache> own_cache, CacheHit own)
+      : cache(std::move(own_cache)), held(std::move(own)) {}
+  PyHit(const PyHit&) = delete;
+  PyHit& operator=(const PyHit&) = delete;
+
+  CacheHit& hit() {  // throws AlreadyReleased
+    if (loading) throw AlreadyReleased("the hit is being loaded by another thread");
+    return held;
+  }
+
+  void let_go() { cache = {}; }  // it holds nothing any more
+
+  Shared<Cache> cache;  // outlives what it holds there
+  CacheHit held;
+  bool loading = false;  // a call without the GIL has it
+};
+
+// ---- arguments ----
+
+// A copy of the keys, for calls that let go of the GIL: whoever has the list may change it then.
+class OwnKeys {
+ public:
+  explicit OwnKeys(const KeysArgument& given) : key_bytes_(given.key_bytes()) {
+    for (const std::byte* const key : given.pointers())
+      bytes_.insert(bytes_.end(), key, key + key_bytes_);
+    for (std::size_t i = 0; i < given.pointers().size(); ++i)
+      pointers_.push_back(bytes_.data() + i * key_bytes_);
+  }
+  [[nodiscard]] KeyPointers pointers() const noexcept { return pointers_; }
+  [[nodiscard]] std::size_t key_bytes() const noexcept { return key_bytes_; }
+
+ private:
+  std::size_t key_bytes_;
+  std::vector<std::byte> bytes_;
+  std::vector<const std::byte*> pointers_;
+};
+
+// A sequence, of a cache with one group; else a dict of them by group. What it lacks has none.
+Cache::Blocks blocks_argument(const Cache& cache, const py::object& blocks, std::size_t keys) {
+  const auto& groups = cache.options().groups;
+  Cache::Blocks all(groups.size());
+  if (!py::isinstance<py::dict>(blocks)) {
+    KVMEM_EXPECTS(groups.size() == 1, "blocks is ", shown(blocks), ", and the cache has ",
+                  groups.size(), " groups: a dict by group is needed");
+    all[0] = ids_argument("blocks", blocks);
+    return all;
+  }
+  const py::dict given = blocks;
+  std::size_t named = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const py::str name(groups[g].name);
+    if (!given.contains(name)) {
+      all[g].assign(keys, -1);
+      continue;
+    }
+    ++named;
+    all[g] = ids_argument(text("blocks['", groups[g].name, "']").c_str(), given[name]);
+  }
+  KVMEM_EXPECTS(named == given.size(), "blocks is ", shown(blocks),
+                ", and names a group that the cache does not have");
+  return all;
+}
+
+// Now, before any waiting. With the GIL released: marking a stream is a device call.
+After taken_order(const Cache& cache, const Ordered& order) {
+  Manager& manager = *cache.options().groups.front().manager;  // all are of one runtime
+  After after;
+  for (const StreamHandle stream : order.streams) manager.add_stream(after, stream);
+  for (const EventHandle event : order.events) manager.add_event(after, event);
+  for (const auto& transfer : order.transfers) manager.add_transfer(after, *transfer);
+  return after;
+}
+
+Pending pending_argument(const std::string& pending) {
+  KVMEM_EXPECTS(pending == "stop" || pending == "attach", "pending is '", pending,
+                "', neither 'stop' nor 'attach'");
+  return pending == "attach" ? Pending::attach : Pending::stop;
+}
+
+// ---- calls ----
+
+Shared<Cache> make_cache(const py::dict& values) {
+  CacheOptions options = cache_options(values);
+  const Unlocked unlocked;
+  return Cache::make(std::move(options));
+}
+
+// What of a store does not change while it waits for room.
+struct StoreArguments {
+  StoreArguments(const Shared<Cache>& cache, const py::object& given_keys,
+                 const py::object& given_blocks, const py::object& after, std::string own_owner,
+                 const std::string& given_priority)
+      : keys(KeysArgument(given_keys, cache->index().key_bytes())),
+        blocks(blocks_argument(*cache, given_blocks, keys.pointers().size())),
+        order(after_argument(after)),
+        owner(std::move(own_owner)),
+        priority(priority_argument(given_priority)) {}
+
+  // Without the GIL, and so is its end.
+  [[nodiscard]] Cache::Request request(const Cache& cache, double value) const {
+    return {.keys = keys.pointers(),
+            .key_bytes = keys.key_bytes(),
+            .owner = owner,
+            .after = taken_order(cache, order),
+            .priority = priority,
+            .value = value};
+  }
+
+  OwnKeys keys;
+  Cache::Blocks blocks;
+  Ordered order;
+  std::string owner;
+  Priority priority;
+};
+
+Shared<CacheTransfer> store(const Shared<Cache>& self, const py::object& keys,
+                            const py::object& blocks, const py::object& after,
+                            const std::string& owner, const std::string& priority, double value,
+                            const py::object& timeout) {
+  const StoreArguments given(self, keys, blocks, after, owner, priority);
+  const auto limit = timeout_argument(timeout);
+  const Unlocked unlocked;
+  return self->store(given.request(*self, value), given.blocks, limit, signals());
+}
+
+Shared<CacheTransfer> try_store(const Shared<Cache>& self, const py::object& keys,
+                                const py::object& blocks, const py::object& after,
+                                const std::string& owner, const std::string& priority,
+                                double value) {  // null, and so None, without room
+  const StoreArguments given(self, keys, blocks, after, owner, priority);
+  const Unlocked unlocked;
+  // What is wanted may have come back and only not been seen yet.
+  const auto request = given.request(*self, value);
+  if (auto transfer = self->try_store(request, given.blocks)) return transfer;
+  return {};
+}
+
+std::unique_ptr<PyHit> reserve(const Shared<Cache>& self, const py::object& keys,
+                               const std::string& owner, const std::string& pending,
+                               std::optional<double> expires_seconds) {
+  const KeysArgument given(keys, self->index().key_bytes());
+  return std::make_unique<PyHit>(self, self->reserve(given.pointers(), given.key_bytes(), owner,
+                                                     pending_argument(pending), expires_seconds));
+}
+
+Shared<CacheTransfer> load(const Shared<Cache>& self, PyHit& hit, const py::object& blocks,
+                           const py::object& after, const std::string& priority) {
+  CacheHit& held = hit.hit();
+  const Cache::Blocks targets = blocks_argument(*self, blocks, held.length());
+  const Ordered order = after_argument(after);
+  const Priority its_priority = priority_argument(priority);
+  struct Loading {  // until the GIL is had again
+    explicit Loading(bool& own_flag) : flag(own_flag) { flag = true; }
+    Loading(const Loading&) = delete;
+    Loading& operator=(const Loading&) = delete;
+    ~Loading() { flag = false; }
+    bool& flag;
+  };
+  Shared<CacheTransfer> transfer;
+  {
+    const Loading loading(hit.loading);
+    const Unlocked unlocked;
+    transfer = self->load(held, targets, taken_order(*self, order), its_priority);
+  }
+  hit.let_go();
+  return transfer;
+}
+
+Advice advise(Cache& self, const py::object& keys, double prefill_tokens_per_s,
+              double block_tokens) {
+  const KeysArgument given(keys, self.index().key_bytes());
+  return self.advise(given.pointers(), given.key_bytes(), prefill_tokens_per_s, block_tokens);
+}
+
+py::tuple take_events(Cache& self) {
+  const IndexEvents taken = self.index().take_events();
+  const std::size_t groups = self.options().groups.size();
+  py::list events;
+  for (const IndexEvent& event : taken.events) {
+    events.append(py::make_tuple(
+        event.kind == IndexEvent::Kind::stored ? "stored" : "removed",
+        event.group < groups ? "host" : "disk", self.options().groups[event.group % groups].name,
+        py::bytes(reinterpret_cast<const char*>(event.key.data()), self.index().key_bytes())));
+  }
+  return py::make_tuple(events, taken.lost);
+}
+
+// Why, how a read from disk ended, and the digest of the other manifest.
+py::tuple why_miss(const Cache& self, const py::object& key) {
+  KVMEM_EXPECTS(PyBytes_Check(key.ptr()), "key is ", shown(key), ", not bytes");
+  const std::string_view bytes = key.cast<std::string_view>();
+  const Miss miss = self.why_miss(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
+  py::object outcome = py::none(), digest = py::none();
+  if (miss.disk) outcome = py::str(name(*miss.disk));
+  if (miss.manifest)
+    digest = py::bytes(reinterpret_cast<const char*>(miss.manifest->data()), miss.manifest->size());
+  return py::make_tuple(miss_reason_names[static_cast<std::size_t>(miss.why)], outcome, digest);
+}
+
+CacheCloseReport close(Cache& self, const py::object& timeout) {
+  const auto limit = timeout_argument(timeout);
+  const Unlocked unlocked;
+  return self.close(limit, signals());
+}
+
+void bind_hit(py::module_& module) {
+  py::class_<PyHit>(
+      module, "CacheHit",
+      "The longest usable prefix of some keys, held on whatever tier: len() is its length in "
+      "keys.\n"
+      "It ends with the object, unless it was loaded, and is a context manager. One thread at a "
+      "time.")
+      .def("__len__", [](const PyHit& self) { return self.held.length(); })
+      .def_property_readonly(
+          "tiers",
+          [](PyHit& self) {
+            const CacheHit& hit = self.hit();
+            py::dict blocks;
+            blocks["host"] = hit.host_blocks();
+            blocks["disk"] = hit.disk_blocks();
+            return blocks;
+          },
+          "By tier, how many blocks of all groups are held there; on disk: not in host memory.")
+      .def_property_readonly(
+          "pending", [](const PyHit& self) { return self.held.pending(); },
+          "A key in flight stopped it, or is among those that it holds.")
+      .def(
+          "keep",
+          [](PyHit& self, const py::object& length) {
+            return self.hit().keep(size_argument("length", length, 0));
+          },
+          py::arg("length"),
+          "Shortens it to the longest usable prefix of at most so many keys, and answers how many: "
+          "the minimum over\n"
+          "ranks, say. Raises AlreadyReleased.")
+      .def(
+          "release",
+          [](PyHit& self) {
+            self.hit().release();
+            self.let_go();
+          },
+          "Gives it up. Raises AlreadyReleased the second time, and once it was loaded.")
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__", [](PyHit& self, const py::args&) {
+        try {
+          self.hit().release();
+          self.let_go();
+        } catch (const AlreadyReleased&) {  // it was loaded
+        }
+      });
+}
+
+using Class = py::class_<Cache, Shared<Cache>>;
+
+void bind_copies(Class& cache) {
+  const auto kw = py::kw_only();
+  const auto after = py::arg("after");
+  cache
+      .def("store", &store, py::arg("keys"), py::arg("blocks"), kw, after, py::arg("owner") = "",
+           py::arg("priority") = "background", py::arg("value") = 1.0,
+           py::arg("timeout") = py::none(),
+           "Copies what is missing of the longest leading part of the keys that is admitted and "
+           "finds room, after\n"
+           "everything in `after`, and waits for that room. blocks: the device block of each key, "
+           "int64[keys], or a dict\n"
+           "of those by group, with -1 where a group has none. value: of these keys, for the "
+           "policy gdsf. Raises\n"
+           "PoolExhausted at the deadline, which says who holds what; InvalidArgument, Busy, "
+           "Closed, DeviceLost.")
+      .def("try_store", &try_store, py::arg("keys"), py::arg("blocks"), kw, after,
+           py::arg("owner") = "", py::arg("priority") = "background", py::arg("value") = 1.0,
+           "The same, or None where the first missing key finds no room.")
+      .def("reserve", &reserve, py::arg("keys"), kw, py::arg("owner") = "",
+           py::arg("pending") = "stop", py::arg("expires_seconds") = py::none(),
+           "Finds the longest usable prefix over all tiers and holds it, in one step. pending: "
+           "'stop' before a key in\n"
+           "flight, or 'attach' to it. expires_seconds: from now, unless it is loaded before.")
+      .def("load", &load, py::arg("hit"), py::arg("blocks"), kw, after,
+           py::arg("priority") = "demand",
+           "Copies what a hit holds into device blocks, after the last readers of those; the hit "
+           "is the load's from then\n"
+           "on. blocks: int64[len(hit)], or a dict of those by group; what a group does not need "
+           "of the hit is not looked\n"
+           "at. Returns at once, also where it attached to keys in flight. Raises AlreadyReleased, "
+           "InvalidArgument, Busy,\n"
+           "Closed, DeviceLost, PoolExhausted (max_transfers); the hit is as it was then.")
+      .def("_advise", &advise)
+      .def("poll", &Cache::poll, py::call_guard<Unlocked>(),
+           "Moves on what is unfinished, and answers how many transfers are.")
+      .def(
+          "flush",
+          [](Cache& self, const py::object& timeout) {
+            const auto limit = timeout_argument(timeout);
+            const Unlocked unlocked;
+            return self.flush(limit, signals());
+          },
+          py::arg("timeout") = py::none(),
+          "Writes what the disk does not have. False at the deadline, and when the disk does not "
+          "take it.")
+      .def("close", &close, py::arg("timeout") = 30.0,
+           "Stops new work, waits for the old, cancels the rest, writes to disk in what is left of "
+           "the time, and closes\n"
+           "the disk. The managers stay open. Twice is fine.")
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__", [](Cache& self, const py::args&) { close(self, py::float_(30.0)); });
+}
+
+void bind_books(Class& cache) {
+  cache
+      .def(
+          "note_tokens",
+          [](Cache& self, const std::string& owner, const py::object& count) {
+            self.note_tokens(owner, size_argument("count", count, 0));
+          },
+          py::arg("owner"), py::arg("count"), "The owner has generated so many tokens.")
+      .def("drop_owner", &Cache::drop_owner, py::arg("owner"),
+           "Ends the owner's hits and its books, and answers how many hits. Its counts stay in the "
+           "total; what it is\n"
+           "storing or loading goes on.")
+      .def(
+          "owner",
+          [](const Cache& self, const std::string& owner) {
+            return owner_counts(self.owner(owner));
+          },
+          py::arg("owner"), "The counts of one owner, or None where there is no book of it.")
+      .def(
+          "evict",
+          [](Cache& self, const py::object& keys) {
+            const KeysArgument given(keys, self.index().key_bytes());
+            return self.evict(given.pointers(), given.key_bytes());
+          },
+          py::arg("keys"),
+          "These are not found from now on, on no tier, whoever holds them. Answers how many "
+          "blocks.")
+      .def("clear", &Cache::clear, "evict() of all keys.")
+      .def("_why_miss", &why_miss)
+      .def("take_events", &take_events,
+           "What became readable and what went, as ([(kind, tier, group, key), ...], lost): kind "
+           "is 'stored' or\n"
+           "'removed', tier 'host' or 'disk', lost is how many older ones were dropped at "
+           "max_events.")
+      .def("stats", &cache_stats, "Counts, bytes and rates. A dict; every key names its unit.")
+      .def("_check", &Cache::check);
+}
+
+}  // namespace
+
+void bind_cache(py::module_& module) {
+  bind_cache_transfer(module);
+  bind_cache_reports(module);
+  bind_hit(module);
+  Class cache(module, "Cache", py::dynamic_attr());
+  cache.def(py::init(&make_cache), py::arg("options"));
+  bind_copies(cache);
+  bind_books(cache);
+}
+
+}  // namespace kvmem::bindings
