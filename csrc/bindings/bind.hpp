@@ -17,8 +17,6 @@
 #include "device/model_device.hpp"
 #include "offload/manager.hpp"
 
-PYBIND11_DECLARE_HOLDER_TYPE(T, kvmem::bindings::Shared<T>)
-
 namespace kvmem::bindings {
 
 namespace py = pybind11;

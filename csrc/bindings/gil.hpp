@@ -94,3 +94,5 @@ class Shared {
 void note_python_exits() noexcept;
 
 }  // namespace kvmem::bindings
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, kvmem::bindings::Shared<T>)
