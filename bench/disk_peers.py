@@ -11,7 +11,7 @@ import os
 import select
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -181,14 +181,18 @@ PEERS: dict[str, Callable[[Path, Any, int, int], DiskPeer]] = {
 }
 
 
+ANY_MEMORY = ("vLLM fs_io", "LMCache fs_native")
+
+
 def installed(
-    folder: Path, buffer: Any, block_bytes: int, depth: int
+    folder: Path, buffer: Any, block_bytes: int, depth: int, names: Iterable[str] = tuple(PEERS)
 ) -> dict[str, DiskPeer | None]:
-    """All peers; None for one that cannot be used, and why behind its name."""
+    """These peers; None for one that cannot be used, and why behind its name."""
     found: dict[str, DiskPeer | None] = {}
-    for name, make in PEERS.items():
+    for name in names:
+        place = folder / name.replace(" ", "-")
         try:
-            found[name] = make(folder / name.replace(" ", "-"), buffer, block_bytes, depth)
+            found[name] = PEERS[name](place, buffer, block_bytes, depth)
         except ImportError as error:
             found[f"{name}: no {error.name}"] = None
     return found

@@ -45,7 +45,11 @@ def peers(
     # Shared memory, where both vLLM and LMCache have their blocks.
     theirs = mmap.mmap(-1, memoryview(disk).nbytes)
     theirs[:] = memoryview(disk).cast("B")
-    for name, peer in disk_peers.installed(folder, theirs, BLOCK_BYTES, depth).items():
+    there = disk_peers.installed(folder, theirs, BLOCK_BYTES, depth)
+    # And ours, where they can take any: how much of the difference is the memory's.
+    ours = disk_peers.installed(folder / "ours", disk, BLOCK_BYTES, depth, disk_peers.ANY_MEMORY)
+    there |= {f"{name}, huge pages": peer for name, peer in ours.items() if peer}
+    for name, peer in there.items():
         if peer is None:
             found[name] = None
             continue

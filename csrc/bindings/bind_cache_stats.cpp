@@ -80,6 +80,7 @@ py::object disk_facts(const CacheStats& stats) {
   facts["reads_failed"] = stats.disk_reads_failed;
   facts["to_write"] = stats.feed->queued;
   facts["writing"] = stats.feed->writing;
+  facts["erasing"] = stats.feed->erasing;
   return facts;
 }
 

@@ -7,13 +7,14 @@
 //
 // A key is found only when its bytes have been observed to be there, and a load ends done only if
 // every one of its blocks was delivered: loaded() is the prefix that was. Slots of the pools are
-// the cache's from its start to its end, and go home like any: when no copy touches them.
+// the cache's until it is closed or gone, and go home like any: when no copy touches them.
 //
 // Always held by shared_ptr; unfinished transfers keep it alive. Any thread. It has no thread of
 // its own: whoever advances the runtime (its reaper, poll(), any thread that waits) moves it on.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -145,16 +146,19 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   std::size_t drop_owner(const std::string& owner);
   [[nodiscard]] std::optional<OwnerCounts> owner(const std::string& owner) const;
 
-  // No longer found, on no tier. How many entries.
+  // No longer found, on no tier, and erased on disk behind the call, of which flush() waits for the
+  // end. How many entries.
   std::size_t evict(KeyPointers keys, std::size_t key_bytes);
   std::size_t clear();
   [[nodiscard]] Miss why_miss(const std::byte* key, std::size_t key_bytes) const;
 
   std::size_t poll();  // moves on; how many transfers are unfinished
-  // Writes what the disk does not have. False at the deadline, or when the disk does not take it.
+  // Writes what the disk does not have and erases what it must not have. False at the deadline, or
+  // when the disk does not take it, or somebody still holds what is to be erased.
   bool flush(std::optional<double> timeout_seconds, const Runtime::Interrupt& interrupt = {});
   // Stops new work, waits for the old, cancels the rest, flushes in what is left of the time, and
-  // closes the disk. The managers stay open. Twice is fine.
+  // closes the disk. Then its slots are the pools' again, unless a copy or the disk still has some.
+  // The managers stay open. Twice is fine.
   CacheCloseReport close(std::optional<double> timeout_seconds,
                          const Runtime::Interrupt& interrupt = {});
 
@@ -190,6 +194,9 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   }
   [[nodiscard]] bool is_disk(std::size_t group) const noexcept { return group >= groups_.size(); }
   [[nodiscard]] Gate::Pass enter();
+  std::size_t remove(const std::function<std::size_t(std::vector<Index::Place>*)>& from);
+  void close_disk(CacheCloseReport& report, std::optional<Nanoseconds> deadline,
+                  const Runtime::Interrupt& interrupt);
 
   // ---- the calls ----
   [[nodiscard]] std::vector<KeyRange> ranges_of(std::size_t keys, const Blocks& blocks) const;

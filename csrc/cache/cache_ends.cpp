@@ -39,6 +39,9 @@ void Cache::end_job(const std::shared_ptr<CacheJob>& job) noexcept {
   {
     const std::lock_guard lock(job->mutex);
     for (auto& claim : job->claims) claim.reset();
+    if (job->kind == CacheKind::store) {  // they hold the slots for whoever keeps the transfer
+      for (CachePart& part : job->parts) part.transfer.reset();
+    }
     wakers.swap(job->wakers);
     job->ended = state;
   }
@@ -186,7 +189,9 @@ std::optional<OwnerCounts> Cache::owner(const std::string& owner) const {
 
 std::size_t Cache::evict(KeyPointers keys, std::size_t key_bytes) {
   const auto pass = enter();
-  const std::size_t removed = index_->remove(keys, key_bytes);
+  const std::size_t removed = remove([&](std::vector<Index::Place>* were) {
+    return index_->remove(keys, key_bytes, std::nullopt, were);
+  });
   const std::lock_guard lock(mutex_);
   for (const std::byte* const key : keys) memory_.of({key, key_bytes}).why = MissReason::removed;
   return removed;
@@ -194,7 +199,22 @@ std::size_t Cache::evict(KeyPointers keys, std::size_t key_bytes) {
 
 std::size_t Cache::clear() {
   const auto pass = enter();
-  return index_->clear();
+  return remove([&](std::vector<Index::Place>* were) { return index_->clear(were); });
+}
+
+// And no later start finds it on disk. Whoever moves the cache on might give a slot that was let go
+// of here to another key before it is said to be erased.
+std::size_t Cache::remove(const std::function<std::size_t(std::vector<Index::Place>*)>& from) {
+  if (!feed_) return from(nullptr);
+  std::size_t removed = 0;
+  {
+    const std::lock_guard lock(moving_);
+    std::vector<Index::Place> were;
+    removed = from(&were);
+    feed_->enqueue_erasures(were);
+  }
+  move_on();
+  return removed;
 }
 
 Miss Cache::why_miss(const std::byte* key, std::size_t key_bytes) const {
@@ -268,17 +288,23 @@ CacheCloseReport Cache::close(std::optional<double> timeout_seconds,
   }
   move_on();
   report.in_flight = unfinished_;
-  if (!feed_) return report;
-  std::optional<double> left;
-  if (deadline) left = static_cast<double>(*deadline - runtime_->device().now()) / 1e9;
-  static_cast<void>(flush(left, interrupt));
+  if (feed_) close_disk(report, deadline, interrupt);
+  if (report.in_flight > 0 || (report.disk && report.disk->running > 0)) return report;
+  const std::lock_guard lock(mutex_);
+  for (Group& group : groups_) group.slots.release();  // nobody is told a place in them any more
+  return report;
+}
+
+void Cache::close_disk(CacheCloseReport& report, std::optional<Nanoseconds> deadline,
+                       const Runtime::Interrupt& interrupt) {
+  const auto left = [&] { return std::max<Nanoseconds>(*deadline - runtime_->device().now(), 0); };
+  static_cast<void>(
+      flush(deadline ? std::optional(static_cast<double>(left()) / 1e9) : std::nullopt, interrupt));
   report.unwritten = feed_->stats().queued;
   feed_->forget_queue();
-  report.disk = feed_->disk().close(
-      std::chrono::nanoseconds(left ? static_cast<Nanoseconds>(std::max(*left, 0.0) * 1e9)
-                                    : feed_->options().close_within.count()));
+  report.disk = feed_->disk().close(deadline ? std::chrono::nanoseconds(left())
+                                             : feed_->options().close_within);
   move_on();  // what the disk has just ended
-  return report;
 }
 
 CacheStats Cache::stats() const {

@@ -115,7 +115,12 @@ void CacheHit::release() {
 
 std::size_t CacheHit::blocks(bool on_disk) const {
   if (!cache_) return 0;
-  const std::vector<std::size_t> all = cache_->index_->blocks(plan_);
+  std::vector<std::size_t> all;
+  try {
+    all = cache_->index_->blocks(plan_);
+  } catch (const InvalidArgument&) {  // it expired, or its owner was dropped
+    return 0;
+  }
   std::size_t count = 0;
   for (std::size_t g = 0; g < all.size(); ++g) count += cache_->is_disk(g) == on_disk ? all[g] : 0;
   return count;

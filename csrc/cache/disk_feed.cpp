@@ -108,20 +108,77 @@ void DiskFeed::enqueue(GroupIndex group, std::span<const std::byte> key, double 
   ++queued_[group];
 }
 
+SlotIndex DiskFeed::disk_slot(const Index::Place& place) const {
+  return parts_[place.group - parts_.size()].first + place.slot;
+}
+
+void DiskFeed::enqueue_erasures(const std::vector<Index::Place>& places) {
+  const std::lock_guard lock(mutex_);
+  for (const Index::Place& place : places) {
+    if (place.group >= parts_.size()) erasures_.push_back({place, generations_[disk_slot(place)]});
+  }
+}
+
+// The plan of a write that came to nothing has made room for it: the key that was there is gone
+// from the index, and must not come back at the next start when it was removed meanwhile.
+void DiskFeed::forget_what_was(const Index::Place& place) {
+  if (std::exchange(generations_[disk_slot(place)], 0) == 0) return;
+  const std::lock_guard lock(mutex_);
+  erasures_.push_back({place, 0});
+}
+
+// Each once, when nobody reads the slot any more and unless something else has got it by then.
+// False when the disk does not take them.
+bool DiskFeed::erase_some(const Index& index) {
+  const std::lock_guard lock(mutex_);
+  held_ = false;
+  for (std::size_t left = erasures_.size(); left > 0; --left) {
+    const Erasure next = erasures_.front();
+    if (generations_[disk_slot(next.place)] == next.generation) {
+      DiskSubmit answer = DiskSubmit::busy;
+      if (index.state(next.place) == EntryState::free) {
+        ++notes_->erasing;
+        answer = disk_->try_erase(disk_slot(next.place), when_erased(next));
+        if (answer != DiskSubmit::accepted) --notes_->erasing;
+      }
+      if (answer == DiskSubmit::full) return true;
+      if (answer == DiskSubmit::degraded) return false;
+      if (answer == DiskSubmit::busy) erasures_.push_back(next);
+    }
+    erasures_.pop_front();
+  }
+  held_ = !erasures_.empty();
+  return true;
+}
+
+DiskDone DiskFeed::when_erased(const Erasure& erasure) {
+  return [notes = notes_,
+          note = std::make_shared<std::list<Erasure>>(1, erasure)](const DiskResult& result) {
+    if (result.outcome != DiskOutcome::ok && result.outcome != DiskOutcome::closed) {
+      const std::lock_guard lock(notes->mutex);
+      notes->unerased.splice(notes->unerased.end(), *note);
+    }
+    --notes->erasing;
+    notes->device->progress().bump_for_all();
+  };
+}
+
 bool DiskFeed::feed(Index& index, const Place& place, bool flushing) {
   const auto [ended, failed] = end_written(index);
   static_cast<void>(disk_->expire());
   if (failed) return true;  // not again at once
+  const bool erases = erase_some(index);
   for (;;) {
     Unwritten next{};
     {
       const std::lock_guard lock(mutex_);
-      refused_ = false;
+      refused_ = !erases;
       if (queue_.empty() || stats_.writing >= options_.max_writes) return ended;
       next = queue_.front();
       if (!due(next.group, flushing)) return ended;
-      queue_.pop_front();  // while it is tried
+      queue_.pop_front();
       --queued_[next.group];
+      ++stats_.writing;  // while it is tried: never neither queued nor being written
     }
     Began began = Began::not_now;
     try {
@@ -129,8 +186,9 @@ bool DiskFeed::feed(Index& index, const Place& place, bool flushing) {
     } catch (...) {  // no memory: later again
     }
     const std::lock_guard lock(mutex_);
-    if (began == Began::yes) ++stats_.writing;
-    if (began != Began::not_now) continue;
+    if (began == Began::yes) continue;
+    --stats_.writing;
+    if (began == Began::no) continue;
     queue_.push_front(next);
     ++queued_[next.group];
     refused_ = true;
@@ -165,6 +223,7 @@ DiskFeed::Began DiskFeed::begin_write(Index& index, const Place& place, const Un
     if (answer == DiskSubmit::accepted) return Began::yes;
     if (answer == DiskSubmit::retired) index.retire(target_group, plan.target[0]);
     static_cast<void>(index.finish(plan.id, 0, false));
+    forget_what_was({target_group, plan.target[0]});
     if (answer != DiskSubmit::retired) return Began::not_now;
   }
 }
@@ -185,9 +244,16 @@ DiskDone DiskFeed::when_written(const Written& written, HostBlocks hold) {
 DiskFeed::Ended DiskFeed::end_written(Index& index) {
   Ended result;
   std::list<Written> ended;
+  std::list<Erasure> unerased;
   {
     const std::lock_guard lock(notes_->mutex);
     ended.swap(notes_->written);
+    unerased.swap(notes_->unerased);
+  }
+  if (!unerased.empty()) {
+    const std::lock_guard lock(mutex_);
+    erasures_.insert(erasures_.end(), unerased.begin(), unerased.end());
+    result.failed = true;
   }
   for (const Written& each : ended) {
     const bool ok = each.result.outcome == DiskOutcome::ok;
@@ -197,7 +263,12 @@ DiskFeed::Ended DiskFeed::end_written(Index& index) {
       index.retire(static_cast<GroupIndex>(parts_.size() + each.what.group),
                    each.slot - part.first);
     static_cast<void>(index.finish(each.plan, 0, ok));
+    const Index::Place place{static_cast<GroupIndex>(parts_.size() + each.what.group),
+                             each.slot - part.first};
+    const bool removed = index.state(place) == EntryState::free;  // while it was being written
+    if (!ok) forget_what_was(place);
     const std::lock_guard lock(mutex_);
+    if (ok && removed) erasures_.push_back({place, each.result.generation});
     --stats_.writing;
     if (ok) {
       ++stats_.written;
@@ -224,22 +295,24 @@ bool DiskFeed::due(GroupIndex group, bool flushing) const {
 
 bool DiskFeed::has_work(bool flushing) const {
   const std::lock_guard lock(mutex_);
-  return stats_.writing > 0 || (!queue_.empty() && due(queue_.front().group, flushing));
+  return stats_.writing > 0 || !erasures_.empty() || notes_->erasing > 0 ||
+         (!queue_.empty() && due(queue_.front().group, flushing));
 }
 
 bool DiskFeed::idle() const {
   const std::lock_guard lock(mutex_);
-  return queue_.empty() && stats_.writing == 0;
+  return queue_.empty() && stats_.writing == 0 && erasures_.empty() && notes_->erasing == 0;
 }
 
 bool DiskFeed::stuck() const {
   const std::lock_guard lock(mutex_);
-  return refused_ && stats_.writing == 0;
+  return (refused_ || (queue_.empty() && held_)) && stats_.writing == 0 && notes_->erasing == 0;
 }
 
 void DiskFeed::forget_queue() {
   const std::lock_guard lock(mutex_);
   queue_.clear();
+  erasures_.clear();
   queued_.assign(queued_.size(), 0);
 }
 
@@ -247,6 +320,7 @@ DiskFeedStats DiskFeed::stats() const {
   const std::lock_guard lock(mutex_);
   DiskFeedStats stats = stats_;
   stats.queued = queue_.size();
+  stats.erasing = erasures_.size() + notes_->erasing;
   return stats;
 }
 

@@ -9,6 +9,7 @@
 // on them. One thread at a time, but for what is marked.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <list>
@@ -28,7 +29,7 @@ struct DiskFeedStats {
   std::uint64_t written = 0;    // blocks
   std::uint64_t unwritten = 0;  // gone from host memory before they were
   std::uint64_t foreign = 0;    // found under another manifest
-  std::size_t queued = 0, writing = 0;
+  std::size_t queued = 0, writing = 0, erasing = 0;
 };
 
 class DiskFeed {
@@ -46,6 +47,9 @@ class DiskFeed {
   // ---- writing ----
   // A key that host memory has and the disk may lack. Any thread.
   void enqueue(GroupIndex group, std::span<const std::byte> key, double value);
+  // What is in these slots, of the disk's groups, is not to be found at the next start either. By
+  // whoever keeps others from feed().
+  void enqueue_erasures(const std::vector<Index::Place>& places);
   // Ends what was written and begins what can be. `place`: of a slot of the index in host memory,
   // and what keeps it there. True when a write ended.
   using Place = std::function<std::pair<const std::byte*, HostBlocks>(GroupIndex, SlotIndex)>;
@@ -94,10 +98,20 @@ class DiskFeed {
     Unwritten what;
     DiskResult result;
   };
+  struct Erasure {
+    Index::Place place;
+    std::uint64_t generation = 0;
+  };
+  [[nodiscard]] SlotIndex disk_slot(const Index::Place& place) const;
+  void forget_what_was(const Index::Place& place);
+  bool erase_some(const Index& index);
+  [[nodiscard]] DiskDone when_erased(const Erasure& erasure);
   struct Notes {  // by workers, who must not need memory for them
     std::mutex mutex;
     std::list<Written> written;
     std::list<Read> read;
+    std::list<Erasure> unerased;
+    std::atomic<std::size_t> erasing{0};
     std::shared_ptr<Device> device;  // whose sleepers are woken
   };
   [[nodiscard]] bool due(GroupIndex group, bool flushing) const;  // with mutex_ held
@@ -114,12 +128,14 @@ class DiskFeed {
   std::vector<Part> parts_;
   std::vector<Digest16> foreign_;
   std::shared_ptr<Notes> notes_ = std::make_shared<Notes>();
-  std::vector<std::uint64_t> generations_;  // by slot of the disk
+  std::vector<std::uint64_t> generations_;  // by slot of the disk; 0: nothing that counts
   mutable std::mutex mutex_;                // over what follows
   std::deque<Unwritten> queue_;
+  std::deque<Erasure> erasures_;
   std::vector<std::size_t> queued_;  // of each group
   DiskFeedStats stats_;
   bool refused_ = false;             // the last attempt, by a disk in trouble
+  bool held_ = false;                // what is to be erased is all in use
   std::unique_ptr<DiskSlots> disk_;  // ends first: its workers leave notes
 };
 

@@ -57,6 +57,7 @@ struct IndexOptions {
   PolicyKind policy = PolicyKind::lru;
   std::size_t ranks = 1;  // that finish each plan, 1 to 4096
   // trim() evicts where less than `low_free` of a group's slots are free, until `high_free` are.
+  // Not of a group that backs another one: a slower tier has the time, and what it keeps is of use.
   double low_free = 0, high_free = 0;
   std::size_t max_plans = 1 << 16;     // unfinished, of both kinds
   std::size_t max_events = 0;          // that wait to be taken; 0: none are made
@@ -187,10 +188,16 @@ class Index {
   std::size_t drop_owner(const std::string& owner);
 
   // No longer found from now on, whoever holds them: evicted on demand, or known to be bad. Keys in
-  // flight will not be published. How many entries; of one group where one is given.
+  // flight will not be published. How many entries; of one group where one is given. `were`: told
+  // where they were.
+  struct Place {
+    GroupIndex group = 0;
+    SlotIndex slot = 0;
+  };
   std::size_t remove(KeyPointers keys, std::size_t key_bytes,
-                     std::optional<GroupIndex> group = std::nullopt);
-  std::size_t clear();  // all of them
+                     std::optional<GroupIndex> group = std::nullopt,
+                     std::vector<Place>* were = nullptr);
+  std::size_t clear(std::vector<Place>* were = nullptr);  // all of them
 
   // What was in the slots of a group before this index was made, oldest first: readable from now
   // on. Of keys that stand twice only the first. Throws InvalidArgument for a slot out of range or
@@ -209,6 +216,7 @@ class Index {
                                  Pending pending = Pending::stop) const;
   [[nodiscard]] EntryState state(const std::byte* key, std::size_t key_bytes,
                                  GroupIndex group) const;
+  [[nodiscard]] EntryState state(const Place& place) const;  // of whatever key
 
   [[nodiscard]] IndexEvents take_events();
   [[nodiscard]] std::vector<Holding> holdings() const;  // by owner

@@ -10,15 +10,17 @@ namespace kvmem {
 // ---- removing ----
 
 std::size_t Index::remove(KeyPointers keys, std::size_t key_bytes,
-                          std::optional<GroupIndex> of_group) {
+                          std::optional<GroupIndex> of_group, std::vector<Place>* were) {
   const std::lock_guard lock(mutex_);
   if (keys.empty() || !knows(key_bytes)) return 0;
+  if (were != nullptr) were->reserve(keys.size() * groups_.size());
   std::size_t removed = 0;
   for (const std::byte* const key : keys) {
     for (const Group& group : groups_) {
       if (of_group && group.number != *of_group) continue;
       const EntryId entry = entries_->find(entries_->hash(key, group.number), key, group.number);
       if (entry == Entries::none) continue;
+      if (were != nullptr) were->push_back({group.number, entry - group.base});
       remove_entry(entry);
       ++removed;
     }
@@ -27,15 +29,17 @@ std::size_t Index::remove(KeyPointers keys, std::size_t key_bytes,
   return removed;
 }
 
-std::size_t Index::clear() {
+std::size_t Index::clear(std::vector<Place>* were) {
   const std::lock_guard lock(mutex_);
   mark_.expect_same_process("the index");
   std::size_t removed = 0;
   for (const Group& group : groups_) {
     if (!entries_) break;
+    if (were != nullptr) were->reserve(were->size() + group.ready + group.writing);
     for (EntryId entry = group.base; entry < group.base + group.slots; ++entry) {
       const EntryState state = entries_->facts(entry).state;
       if (state != EntryState::ready && state != EntryState::writing) continue;
+      if (were != nullptr) were->push_back({group.number, entry - group.base});
       remove_entry(entry);
       ++removed;
     }
@@ -49,7 +53,8 @@ std::size_t Index::clear() {
 bool Index::wants_trim() const {
   const std::lock_guard lock(mutex_);
   return std::ranges::any_of(groups_, [&](const Group& group) {
-    return group.free_count < options_.low_free * group.slots && group.evictable > 0;
+    return !group.backs && group.free_count < options_.low_free * group.slots &&
+           group.evictable > 0;
   });
 }
 
@@ -58,7 +63,7 @@ std::size_t Index::trim(std::size_t most) {
   mark_.expect_same_process("the index");
   std::size_t evicted = 0;
   for (Group& group : groups_) {
-    if (group.free_count >= options_.low_free * group.slots) continue;
+    if (group.backs || group.free_count >= options_.low_free * group.slots) continue;
     const double wanted = options_.high_free * group.slots - group.free_count;
     evicted += evict_some(group, std::min(most - evicted, static_cast<std::size_t>(wanted)));
   }
@@ -81,6 +86,14 @@ EntryState Index::state(const std::byte* key, std::size_t key_bytes, GroupIndex 
   if (!knows(key_bytes)) return EntryState::free;
   const EntryId entry = entries_->find(entries_->hash(key, group), key, group);
   return entry == Entries::none ? EntryState::free : entries_->facts(entry).state;
+}
+
+EntryState Index::state(const Place& place) const {
+  const std::lock_guard lock(mutex_);
+  KVMEM_EXPECTS(place.group < groups_.size() && place.slot < groups_[place.group].slots,
+                "there is no slot ", place.slot, " in group ", int{place.group});
+  return entries_ ? entries_->facts(groups_[place.group].base + place.slot).state
+                  : EntryState::free;
 }
 
 std::size_t Index::key_bytes() const {

@@ -80,18 +80,24 @@ DiskResult DiskCore::read(Volume& volume, const DiskCall& call, HeaderBlock& blo
 
 // The header that says `writing` goes with the payload and lies in front of it, so that it is
 // overwritten first; the one that says `written` goes when the payload is with the file system.
+//
+// The sum comes first: it brings the payload into the processor's caches, from which the write
+// takes it, while the other way round both fetch it from memory.
 DiskResult DiskCore::write(Volume& volume, const DiskCall& call, HeaderBlock& block) const {
-  SlotHeader header = call.header;
-  header.tier = volume.tier();
+  SlotHeader written = call.header;
+  written.tier = volume.tier();
   const bool erases = call.kind == DiskCall::Kind::erase;
-  header.state = erases ? SlotHeader::State::empty : SlotHeader::State::writing;
-  encode(header, block);
+  written.state = erases ? SlotHeader::State::empty : SlotHeader::State::written;
+  SlotHeader first = written;
+  if (!erases) {
+    first.state = SlotHeader::State::writing;
+    written.data_sum = data_sum(written, call.source);
+  }
+  encode(first, block);
   const SlotIndex slot = call.slot();
-  int error = volume.write(slot, block, call.source, whole_pages(header.payload_bytes));
+  int error = volume.write(slot, block, call.source, whole_pages(written.payload_bytes));
   if (error == 0 && !erases) {
-    header.state = SlotHeader::State::written;
-    header.data_sum = data_sum(header, call.source);
-    encode(header, block);
+    encode(written, block);
     error = volume.write(slot, block, nullptr, 0);
   }
   if (error == 0 && options_.sync == DiskSync::each_write) error = volume.sync(slot);

@@ -116,8 +116,8 @@ class Cache(_core.Cache):
     """Stores and loads the blocks of an engine by their keys. Any thread.
 
     A key is found only when its bytes have been observed to be there, and a load is done only if
-    every block of it was delivered. The slots that it takes of the pools are its own as long as it
-    lives; its hits and transfers keep it alive. close() it first.
+    every block of it was delivered. The slots that it takes of the pools are its own until it is
+    closed.
 
     manager: a Manager, or several by the name of a group, all on one device.
     manifest: what must be equal for stored blocks to be used again. A disk needs one.

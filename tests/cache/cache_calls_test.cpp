@@ -180,7 +180,7 @@ TEST_F(Windowed, WhatAShorterHitNeedsIsLoadedIntoTheBlocksThatWereGivenForIt) {
 TEST_F(Windowed, NothingIsLoadedWhereNoBlocksWereGivenForIt) {
   const auto load = load_what_fails(false);
   EXPECT_EQ(load->loaded(), 0);
-  EXPECT_THROW(load->expect_done(), InvalidArgument);
+  EXPECT_THROW(load->expect_done(), CopyFailed);
   EXPECT_EQ(load->failed_positions().size(), 5);
   EXPECT_EQ(cache->stats().keys_loaded, 0);
   EXPECT_TRUE(managers[0]->busy(std::vector<BlockId>{8, 9, 10, 11, 12}).empty());

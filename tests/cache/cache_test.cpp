@@ -97,6 +97,7 @@ TEST(Cache, WhatIsOnDiskAloneComesBackAndStays) {
   EXPECT_EQ(world.cache().stats().blocks_from_disk, 4);
   EXPECT_EQ(world.cache().stats().disk_promoted, 4);
   EXPECT_EQ(world.reserve(numbers(0, 6)).host_blocks(), 6);
+  EXPECT_EQ(world.load_all(numbers(0, 6), 20), 6) << "from where it is in host memory now";
   EXPECT_EQ(world.cache().stats().landing_free, 2);
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -85,8 +84,6 @@ class KeyedCache:
     def reopen(self, **changes: Any) -> kvmem.CacheCloseReport:
         """As another process would, with other options."""
         report = self.cache.close(PATIENCE)
-        del self.cache
-        gc.collect()
         self.open(**changes)
         return report
 
@@ -147,7 +144,6 @@ class KeyedCache:
         assert report.quiet
         assert report.in_flight == 0
         self.cache._check()
-        del self.cache
         for manager in self.managers.values():
             assert manager.close(PATIENCE).quiet
         for pool in self.pools.values():

@@ -96,6 +96,8 @@ class CacheReplayResult:
             faults.append(f"{counts.mismatches} restored blocks differ")
         if self.leaked_blocks:
             faults.append(f"{self.leaked_blocks} host blocks did not come home")
+        if self.stats["plans"]:
+            faults.append(f"{self.stats['plans']} hits were never let go")
         for pool in self.pools.values():
             slots = slots_by_state(pool)
             if sum(slots[state] for state in SLOT_STATES) != slots["capacity"]:
