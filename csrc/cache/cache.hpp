@@ -93,7 +93,7 @@ struct CacheCloseReport {
   bool quiet = false;         // all transfers had ended in time
   std::size_t cancelled = 0;  // at the deadline
   std::size_t in_flight = 0;  // whose copies have still not been observed to end
-  std::size_t unwritten = 0;  // keys that the disk does not have
+  std::size_t unwritten = 0;  // keys that waited for the disk; what it was writing is in `disk`
   std::optional<DiskCloseReport> disk;
 };
 

@@ -300,11 +300,11 @@ void Cache::close_disk(CacheCloseReport& report, std::optional<Nanoseconds> dead
   const auto left = [&] { return std::max<Nanoseconds>(*deadline - runtime_->device().now(), 0); };
   static_cast<void>(
       flush(deadline ? std::optional(static_cast<double>(left()) / 1e9) : std::nullopt, interrupt));
-  report.unwritten = feed_->stats().queued;
-  feed_->forget_queue();
   report.disk = feed_->disk().close(deadline ? std::chrono::nanoseconds(left())
                                              : feed_->options().close_within);
-  move_on();  // what the disk has just ended
+  move_on();  // what the disk has just ended: a write that failed is in the queue again
+  report.unwritten = feed_->stats().queued;
+  feed_->forget_queue();
 }
 
 CacheStats Cache::stats() const {

@@ -406,6 +406,39 @@ TEST(Cache, WhatTheDiskDoesNotHaveAtTheEndIsSaid) {
   EXPECT_EQ(world.load_all(numbers(0, 3), 10), 0);
 }
 
+TEST(Cache, WhatWasRemovedIsNotFoundByTheNextCache) {
+  CacheWorldOptions options{.disk_slots = 4};
+  options.cache.low_free = options.cache.high_free = 0.5;  // not of the disk's slots
+  CacheWorld world(options);
+  world.store(numbers(0, 4));
+  ASSERT_TRUE(world.cache().flush(10));
+  static_cast<void>(world.cache().poll());
+  EXPECT_EQ(world.cache().stats().index.groups[1].ready, 4);
+  world.cache().clear();
+  EXPECT_TRUE(world.cache().flush(10));
+  EXPECT_EQ(world.cache().stats().feed->erasing, 0);
+  world.reopen();
+  EXPECT_EQ(world.cache().stats().index.groups[1].ready, 0);
+}
+
+TEST(Cache, WhatIsRemovedWhileItIsHeldIsErasedWhenItIsLetGo) {
+  CacheWorld world({.disk_slots = 4});
+  world.store(numbers(0, 2));
+  ASSERT_TRUE(world.cache().flush(10));
+  world.evict(numbers(0, 2), GroupIndex{0});
+  CacheHit hit = world.reserve(numbers(0, 2));
+  ASSERT_EQ(hit.disk_blocks(), 2);
+  world.cache().clear();
+  EXPECT_FALSE(world.cache().flush(10));
+  EXPECT_EQ(world.cache().stats().feed->erasing, 2);
+  const auto load = world.load(hit, 10);
+  load->wait(10);
+  EXPECT_EQ(load->loaded(), 2);
+  EXPECT_TRUE(world.cache().flush(10));
+  world.reopen();
+  EXPECT_EQ(world.cache().stats().index.groups[1].ready, 0);
+}
+
 TEST(Cache, UnderAnotherManifestNothingIsFoundAndTheReasonIsKnown) {
   CacheWorld world({.disk_slots = 32});
   world.store(numbers(0, 3));
