@@ -338,13 +338,21 @@ void bind_books(Class& cache) {
       .def(
           "evict",
           [](Cache& self, const py::object& keys) {
-            const KeysArgument given(keys, self.index().key_bytes());
+            const OwnKeys given(KeysArgument(keys, self.index().key_bytes()));
+            const Unlocked unlocked;  // it waits for whoever moves the cache on
             return self.evict(given.pointers(), given.key_bytes());
           },
           py::arg("keys"),
-          "These are not found from now on, on no tier, whoever holds them. Answers how many "
-          "blocks.")
-      .def("clear", &Cache::clear, "evict() of all keys.")
+          "These are not found from now on, on no tier, whoever holds them, and erased on disk "
+          "behind the call: flush()\n"
+          "waits for that. Answers how many blocks.")
+      .def(
+          "clear",
+          [](Cache& self) {
+            const Unlocked unlocked;
+            return self.clear();
+          },
+          "evict() of all keys.")
       .def("_why_miss", &why_miss)
       .def("take_events", &take_events,
            "What became readable and what went, as ([(kind, tier, group, key), ...], lost): kind "

@@ -137,8 +137,14 @@ bool DiskFeed::erase_some(const Index& index) {
     if (generations_[disk_slot(next.place)] == next.generation) {
       DiskSubmit answer = DiskSubmit::busy;
       if (index.state(next.place) == EntryState::free) {
+        DiskDone done = when_erased(next);
         ++notes_->erasing;
-        answer = disk_->try_erase(disk_slot(next.place), when_erased(next));
+        try {
+          answer = disk_->try_erase(disk_slot(next.place), std::move(done));
+        } catch (...) {  // no memory: it was not accepted
+          --notes_->erasing;
+          throw;
+        }
         if (answer != DiskSubmit::accepted) --notes_->erasing;
       }
       if (answer == DiskSubmit::full) return true;
