@@ -439,24 +439,6 @@ TEST(Cache, WhatIsRemovedWhileItIsHeldIsErasedWhenItIsLetGo) {
   EXPECT_EQ(world.cache().stats().index.groups[1].ready, 0);
 }
 
-TEST(Cache, WhatMadeRoomForAWriteThatFailedIsNotFoundByTheNextCache) {
-  CacheWorld world({.disk_slots = 2});
-  world.store(numbers(0, 2));
-  ASSERT_TRUE(world.cache().flush(10));
-  world.files->set_plan(failing("write", EROFS, 1'000'000));
-  world.store({2});
-  EXPECT_FALSE(world.cache().flush(0.05));
-  world.cache().clear();
-  // Else the attempt that is under way might succeed, and overwrite it.
-  ASSERT_TRUE(comes_about(world, [](const CacheStats& stats) {
-    return stats.feed->queued == 0 && stats.feed->writing == 0;
-  }));
-  world.files->set_plan(nullptr);
-  EXPECT_TRUE(world.cache().flush(10));
-  world.reopen();
-  EXPECT_EQ(world.cache().stats().index.groups[1].ready, 0);
-}
-
 TEST(Cache, UnderAnotherManifestNothingIsFoundAndTheReasonIsKnown) {
   CacheWorld world({.disk_slots = 32});
   world.store(numbers(0, 3));
