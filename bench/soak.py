@@ -53,7 +53,7 @@ class Sample:
 
 
 _sampling = threading.Lock()
-"""A sample opens files itself, which another one must not count."""
+"""All that a sample opens, listings too, another one must not count."""
 
 
 def take_sample(begun: float) -> Sample:
@@ -61,7 +61,7 @@ def take_sample(begun: float) -> Sample:
         with open("/proc/self/statm") as statm:
             resident_bytes = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
         descriptors = len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
-    threads = len(os.listdir("/proc/self/task"))
+        threads = len(os.listdir("/proc/self/task"))
     return Sample(time.monotonic() - begun, resident_bytes, descriptors, threads)
 
 
