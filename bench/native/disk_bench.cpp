@@ -32,7 +32,7 @@ DiskOptions options_of(const std::string& folder, std::size_t block_bytes, std::
   DiskOptions options;
   options.path = folder + "/tier";
   options.block_bytes = block_bytes;
-  options.capacity_bytes = blocks * (round_up(block_bytes, disk_page_bytes) + disk_page_bytes);
+  options.capacity_bytes = blocks * (round_up(block_bytes, disk_page_bytes) + 2 * disk_page_bytes);
   options.key_bytes = sizeof(std::uint32_t);
   options.workers = static_cast<int>(depth);
   options.keep = false;
@@ -167,11 +167,11 @@ void DiskBench::raw_read() {
 void DiskBench::raw_write_with_headers() {
   HeaderBlock header;  // only read
   run_raw([&](std::uint32_t block) {
-    constexpr auto page = static_cast<off_t>(sizeof header);
-    const off_t at = payload_at(block) - page;
-    const std::array<iovec, 2> parts{{{&header, sizeof header}, {buffer(block), block_bytes_}}};
-    return pwritev(raw_, parts.data(), 2, at) == static_cast<ssize_t>(block_bytes_) + page &&
-           pwrite(raw_, &header, sizeof header, at) == page;
+    const iovec page{&header, sizeof header};
+    const std::array<iovec, 3> parts{page, {buffer(block), block_bytes_}, page};
+    const off_t at = payload_at(block) - static_cast<off_t>(sizeof header);
+    return pwritev(raw_, parts.data(), 3, at) ==
+           static_cast<ssize_t>(block_bytes_ + 2 * sizeof header);
   });
 }
 

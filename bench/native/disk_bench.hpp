@@ -47,8 +47,8 @@ class DiskBench {
   // disk two files may differ in speed by a third.
   void raw_write();
   void raw_read();
-  // The calls of a tier's write and no more: a page and the block behind it, then the page again.
-  // What the tier has there is lost.
+  // The calls of a tier's write and no more: a page, the block, and the page again. What the tier
+  // has there is lost.
   void raw_write_with_headers();
 
   [[nodiscard]] std::byte* buffers() const { return buffers_.data(); }
@@ -70,7 +70,7 @@ class DiskBench {
 
   // Of a block of whole pages.
   [[nodiscard]] off_t payload_at(std::uint32_t block) const {
-    return static_cast<off_t>(block * (block_bytes_ + disk_page_bytes) + disk_page_bytes);
+    return static_cast<off_t>(block * (block_bytes_ + 2 * disk_page_bytes) + disk_page_bytes);
   }
 
   const std::size_t block_bytes_;

@@ -29,7 +29,6 @@ DiskResult failed(int error) {
 DiskOutcome compare(const SlotHeader& found, const SlotHeader& expected) {
   if (found.tier != expected.tier) return DiskOutcome::foreign_tier;
   if (found.slot != expected.slot) return DiskOutcome::misplaced;
-  if (found.state == SlotHeader::State::writing) return DiskOutcome::torn;
   if (found.manifest != expected.manifest) return DiskOutcome::other_manifest;
   if (found.key != expected.key || found.group != expected.group) return DiskOutcome::other_key;
   if (found.generation != expected.generation) return DiskOutcome::other_generation;
@@ -71,35 +70,25 @@ DiskResult DiskCore::read(Volume& volume, const DiskCall& call, HeaderBlock& blo
     return failed(error);
   SlotHeader found;
   const DiskOutcome decoded = decode(block, found);
-  if (decoded != DiskOutcome::ok && decoded != DiskOutcome::torn) return {decoded, 0, 0};
+  if (decoded != DiskOutcome::ok) return {decoded, 0, 0};
   const DiskOutcome compared = compare(found, expected);
   if (compared != DiskOutcome::ok) return {compared, 0, 0};
   const bool right = data_sum(found, call.target) == found.data_sum;
   return {right ? DiskOutcome::ok : DiskOutcome::bad_data_sum, 0, 0};
 }
 
-// The header that says `writing` goes with the payload and lies in front of it, so that it is
-// overwritten first; the one that says `written` goes when the payload is with the file system.
-//
-// The sum comes first: it brings the payload into the processor's caches, from which the write
-// takes it, while the other way round both fetch it from memory.
+// One call. The sum comes first: it brings the payload into the processor's caches, from which the
+// write takes it, while the other way round both fetch it from memory.
 DiskResult DiskCore::write(Volume& volume, const DiskCall& call, HeaderBlock& block) const {
-  SlotHeader written = call.header;
-  written.tier = volume.tier();
-  const bool erases = call.kind == DiskCall::Kind::erase;
-  written.state = erases ? SlotHeader::State::empty : SlotHeader::State::written;
-  SlotHeader first = written;
-  if (!erases) {
-    first.state = SlotHeader::State::writing;
-    written.data_sum = data_sum(written, call.source);
+  SlotHeader header = call.header;
+  header.tier = volume.tier();
+  if (call.kind == DiskCall::Kind::write) {
+    header.state = SlotHeader::State::written;
+    header.data_sum = data_sum(header, call.source);
   }
-  encode(first, block);
+  encode(header, block);
   const SlotIndex slot = call.slot();
-  int error = volume.write(slot, block, call.source, whole_pages(written.payload_bytes));
-  if (error == 0 && !erases) {
-    encode(written, block);
-    error = volume.write(slot, block, nullptr, 0);
-  }
+  int error = volume.write(slot, block, call.source, whole_pages(header.payload_bytes));
   if (error == 0 && options_.sync == DiskSync::each_write) error = volume.sync(slot);
   return error == 0 ? DiskResult{} : failed(error);
 }

@@ -3,12 +3,12 @@
 // to know, and the disk's to tell it once, at the start.
 //
 // On disk: a folder with `lock`, `superblock` and `slots-NNNN.kv`; docs/DISK_FORMAT.md. Their size
-// never changes while in use. A write is two: a header that says `writing` together with the
-// payload, then the header that says `written`. A process killed between them leaves a slot that is
-// known to be torn. A power cut may also lose or reorder what the device had not made durable; then
-// a header and a payload that do not belong together meet, and the sum over both tells, when the
-// slot is read. So starting reads headers only, and every read verifies header and payload before
-// it says ok. A target whose read did not end ok holds undefined bytes.
+// never changes while in use. A write is one call: header, payload and the header again. A process
+// killed within it leaves a slot whose two headers differ, which is known to be torn. A power cut
+// may also lose or reorder what the device had not made durable; then headers and a payload that do
+// not belong together meet, and the sum over both tells, when the slot is read. So starting reads
+// headers only, and every read verifies header and payload before it says ok. A target whose read
+// did not end ok holds undefined bytes.
 //
 // Buffers are the caller's, and stay so until the completion has been called: page-aligned, with
 // room for whole pages (what a slot of a BlockPool is). `done` is called exactly once for an

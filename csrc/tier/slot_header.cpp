@@ -105,14 +105,7 @@ DiskOutcome decode(const HeaderBlock& block, SlotHeader& header) noexcept {
             .group = in.group,
             .data_sum = in.data_sum,
             .key = {.bytes = in.key, .size = in.key_bytes}};
-  switch (header.state) {
-    case SlotHeader::State::written:
-      return DiskOutcome::ok;
-    case SlotHeader::State::writing:
-      return DiskOutcome::torn;
-    default:
-      return DiskOutcome::empty;
-  }
+  return header.state == SlotHeader::State::written ? DiskOutcome::ok : DiskOutcome::empty;
 }
 
 std::uint32_t data_sum(const SlotHeader& header, const std::byte* payload) noexcept {

@@ -1,5 +1,5 @@
-// The 4 KiB in front of the payload of each slot, and what a reader makes of it. Every byte of it
-// is in docs/DISK_FORMAT.md.
+// The 4 KiB in front of the payload of each slot, and again behind it, and what a reader makes of
+// them. Every byte is in docs/DISK_FORMAT.md.
 //
 // A slot is believed only if its header says that it was written, here, by this tier, for this key,
 // group and manifest, in this generation, and if both sums are right. The sum over the payload
@@ -21,14 +21,14 @@ using Digest16 = std::array<std::byte, 16>;
 
 inline constexpr std::size_t disk_page_bytes = 4096;  // of all offsets, sizes and buffers
 inline constexpr std::size_t disk_key_bytes_max = 64;
-inline constexpr std::uint32_t disk_format_version = 1;
+inline constexpr std::uint32_t disk_format_version = 2;
 
 // How a read, a write or the look at a header ended. Everything behind `ok` has a counter.
 enum class DiskOutcome : std::uint8_t {
   ok,
   // Nothing was ever written there, or it was erased.
   empty,
-  torn,  // a write began and did not end
+  torn,  // a write began and did not end: the header behind the payload is another one
   // The header is none of ours.
   bad_magic,
   bad_version,
@@ -65,7 +65,7 @@ struct DiskKey {
 }
 
 struct SlotHeader {
-  enum class State : std::uint32_t { empty = 0, writing = 1, written = 2 };
+  enum class State : std::uint32_t { empty = 0, written = 1 };
 
   State state = State::empty;
   std::uint64_t tier = 0;
@@ -80,10 +80,11 @@ struct SlotHeader {
 
 struct alignas(disk_page_bytes) HeaderBlock {
   std::array<std::byte, disk_page_bytes> bytes{};
+  friend bool operator==(const HeaderBlock&, const HeaderBlock&) = default;
 };
 
 void encode(const SlotHeader& header, HeaderBlock& block) noexcept;
-// ok, empty, torn (the header is filled in then as well), bad_magic, bad_version, bad_header_sum.
+// ok, empty, bad_magic, bad_version, bad_header_sum.
 [[nodiscard]] DiskOutcome decode(const HeaderBlock& block, SlotHeader& header) noexcept;
 
 [[nodiscard]] std::uint32_t data_sum(const SlotHeader& header, const std::byte* payload) noexcept;

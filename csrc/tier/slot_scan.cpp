@@ -67,6 +67,7 @@ class Scanner {
         geometry_(volume.geometry()),
         options_(options),
         reads_whole_(geometry_.slot_bytes <= whole_slot_bytes_max),
+        last_page_(geometry_.slot_bytes / disk_page_bytes - 1),
         step_(
             std::min<std::uint64_t>(std::max<std::uint64_t>(piece_bytes / geometry_.slot_bytes, 64),
                                     geometry_.slots_per_file)) {}
@@ -94,7 +95,7 @@ class Scanner {
 
   void scan_pieces(SlotScan& part, const std::function<bool(std::size_t, std::size_t)>* progress) {
     try {
-      Buffer buffer(reads_whole_ ? piece_bytes / disk_page_bytes : 1);
+      Buffer buffer(reads_whole_ ? piece_bytes / disk_page_bytes : 3);
       while (!cancelled_) {
         const std::uint64_t first = next_.fetch_add(step_);
         if (first >= geometry_.slots) return;
@@ -115,37 +116,72 @@ class Scanner {
       const std::uint64_t in_file = geometry_.slots_per_file - first % geometry_.slots_per_file;
       const std::uint64_t count = std::min(end - first, in_file);
       const auto slot = static_cast<SlotIndex>(first);
-      if (reads_whole_ && volume_.read_whole(slot, count, buffer[0].bytes.data()) == 0) {
-        for (std::uint64_t i = 0; i < count; ++i)
-          look_at(slot + static_cast<SlotIndex>(i),
-                  buffer[i * geometry_.slot_bytes / disk_page_bytes], part);
-      } else {  // one by one, to see which of them cannot be read
-        for (std::uint64_t i = 0; i < count; ++i)
-          read_and_look_at(slot + static_cast<SlotIndex>(i), buffer[0], part);
-      }
+      if (!reads_whole_ || !scan_whole(slot, count, buffer, part))
+        scan_headers(slot, static_cast<SlotIndex>(first + count), buffer, part);
       first += count;
     }
   }
 
-  void read_and_look_at(SlotIndex slot, HeaderBlock& block, SlotScan& part) {
-    const int error = volume_.read(slot, block, nullptr, 0);
-    if (error == 0) return look_at(slot, block, part);
-    const DiskOutcome outcome = error == ENODATA ? DiskOutcome::truncated : DiskOutcome::io_error;
-    ++part.headers[static_cast<std::size_t>(outcome)];
-    if (error == EIO) part.unreadable.push_back(slot);
+  // False: something there cannot be read.
+  bool scan_whole(SlotIndex slot, std::size_t count, Buffer& buffer, SlotScan& part) {
+    const std::size_t pages = last_page_ + 1;
+    if (volume_.read_pages(slot, 0, count * pages, buffer.data()) != 0) return false;
+    for (std::size_t first = 0; first < count * pages; first += pages, ++slot)
+      look_at(slot, buffer[first], part,
+              [&](std::uint64_t page) { return compare(buffer[first], buffer[first + page]); });
+    return true;
   }
 
-  void look_at(SlotIndex slot, const HeaderBlock& block, SlotScan& part) {
+  // The last page of a slot and the first of the next lie behind one another: one read for both.
+  void scan_headers(SlotIndex slot, SlotIndex end, Buffer& pages, SlotScan& part) {
+    bool has_header = false;  // in pages[0]
+    for (; slot < end; ++slot) {
+      if (!has_header) {
+        const DiskOutcome outcome = read_page(slot, 0, pages[0], part);
+        if (outcome != DiskOutcome::ok) {
+          ++part.headers[static_cast<std::size_t>(outcome)];
+          continue;
+        }
+      }
+      const std::size_t count = slot + 1 < end ? 2 : 1;
+      const bool has_last = volume_.read_pages(slot, last_page_, count, &pages[1]) == 0;
+      look_at(slot, pages[0], part, [&](std::uint64_t page) {
+        if (!has_last || page != last_page_) {
+          const DiskOutcome outcome = read_page(slot, page, pages[1], part);
+          if (outcome != DiskOutcome::ok) return outcome;
+        }
+        return compare(pages[0], pages[1]);
+      });
+      has_header = has_last && count == 2;
+      if (has_header) pages[0] = pages[2];
+    }
+  }
+
+  // A write that ended left the same page at both ends of what it wrote.
+  static DiskOutcome compare(const HeaderBlock& in_front, const HeaderBlock& behind) {
+    return in_front == behind ? DiskOutcome::ok : DiskOutcome::torn;
+  }
+
+  DiskOutcome read_page(SlotIndex slot, std::uint64_t page, HeaderBlock& block, SlotScan& part) {
+    const int error = volume_.read_pages(slot, page, 1, &block);
+    if (error == EIO) part.unreadable.push_back(slot);
+    if (error == 0) return DiskOutcome::ok;
+    return error == ENODATA ? DiskOutcome::truncated : DiskOutcome::io_error;
+  }
+
+  // `behind(page)`: ok if the same header is there, at that page of the slot.
+  template <class Behind>
+  void look_at(SlotIndex slot, const HeaderBlock& block, SlotScan& part, const Behind& behind) {
     SlotHeader header;
     DiskOutcome outcome = decode(block, header);
-    if (outcome == DiskOutcome::ok || outcome == DiskOutcome::torn) {
-      if (header.tier != volume_.tier()) {
-        outcome = DiskOutcome::foreign_tier;
-      } else {
-        part.last_generation = std::max(part.last_generation, header.generation);
-        if (outcome == DiskOutcome::ok) outcome = fit(slot, header);
-      }
+    if (outcome == DiskOutcome::ok && header.tier != volume_.tier())
+      outcome = DiskOutcome::foreign_tier;
+    if (outcome == DiskOutcome::ok) {
+      part.last_generation = std::max(part.last_generation, header.generation);
+      outcome = fit(slot, header);
     }
+    if (outcome == DiskOutcome::ok)
+      outcome = behind(1 + round_up(header.payload_bytes, disk_page_bytes) / disk_page_bytes);
     ++part.headers[static_cast<std::size_t>(outcome)];
     if (outcome != DiskOutcome::ok) return;
     part.found.push_back({.slot = slot,
@@ -190,6 +226,7 @@ class Scanner {
   const DiskGeometry& geometry_;
   const DiskOptions& options_;
   const bool reads_whole_;
+  const std::uint64_t last_page_;  // of a slot
   const std::uint64_t step_;
   std::atomic<std::uint64_t> next_{0};
   std::atomic<std::size_t> done_{0};

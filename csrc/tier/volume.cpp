@@ -95,7 +95,7 @@ DiskGeometry DiskGeometry::of(const DiskOptions& options) {
   KVMEM_EXPECTS(options.max_queued > 0, "disk tier: max_queued is 0");
   DiskGeometry made;
   made.block_bytes = options.block_bytes;
-  made.slot_bytes = disk_page_bytes + round_up(options.block_bytes, disk_page_bytes);
+  made.slot_bytes = 2 * disk_page_bytes + round_up(options.block_bytes, disk_page_bytes);
   made.slots_per_file = std::max<std::uint64_t>(options.file_bytes / made.slot_bytes, 1);
   const std::uint64_t slots = options.capacity_bytes / made.slot_bytes;
   KVMEM_EXPECTS(slots < std::numeric_limits<SlotIndex>::max(), "disk tier: ", slots,

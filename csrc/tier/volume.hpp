@@ -22,7 +22,7 @@ namespace kvmem::detail {
 
 struct DiskGeometry {
   std::uint64_t block_bytes = 0;  // of payload, at most
-  std::uint64_t slot_bytes = 0;   // header and payload, whole pages
+  std::uint64_t slot_bytes = 0;   // payload and two headers, whole pages
   std::uint64_t slots_per_file = 0;
   std::uint32_t slots = 0;
 
@@ -47,10 +47,12 @@ class Volume {
   // it is buffered from then on.
   [[nodiscard]] int read(SlotIndex slot, HeaderBlock& header, std::byte* target,
                          std::uint64_t target_bytes);
+  // The header, the payload and the header again. No payload: only the header in front.
   [[nodiscard]] int write(SlotIndex slot, const HeaderBlock& header, const std::byte* source,
                           std::uint64_t source_bytes);
-  // Of slots that lie in one file behind one another, with their payload.
-  [[nodiscard]] int read_whole(SlotIndex first, std::size_t count, std::byte* target);
+  // From a page of a slot on; others of the same file lie behind it.
+  [[nodiscard]] int read_pages(SlotIndex slot, std::uint64_t page, std::size_t count,
+                               HeaderBlock* target);
 
   [[nodiscard]] int in_place(SlotIndex slot);
   [[nodiscard]] int sync(SlotIndex slot);
@@ -74,7 +76,7 @@ class Volume {
   void grow_slot_files();
   void remove_surplus(const std::vector<std::string>& names);
   void go_buffered(const std::string& why);
-  [[nodiscard]] int move(bool writing, SlotIndex slot, std::span<iovec> parts);
+  [[nodiscard]] int move(bool writing, SlotIndex slot, std::uint64_t page, std::span<iovec> parts);
 
   const DiskGeometry geometry_;
   const std::string folder_;

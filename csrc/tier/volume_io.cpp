@@ -31,9 +31,10 @@ std::span<iovec> behind(std::span<iovec> parts, std::size_t bytes) {
 
 }  // namespace
 
-int Volume::move(bool writing, SlotIndex slot, std::span<iovec> parts) {
+int Volume::move(bool writing, SlotIndex slot, std::uint64_t page, std::span<iovec> parts) {
   DiskFile& file = *files_[slot / geometry_.slots_per_file];
-  std::uint64_t at = slot % geometry_.slots_per_file * geometry_.slot_bytes;
+  std::uint64_t at =
+      slot % geometry_.slots_per_file * geometry_.slot_bytes + page * disk_page_bytes;
   constexpr int most_tries = 6;
   int tries = 0;
   while (!parts.empty()) {
@@ -62,20 +63,20 @@ int Volume::move(bool writing, SlotIndex slot, std::span<iovec> parts) {
 int Volume::read(SlotIndex slot, HeaderBlock& header, std::byte* target,
                  std::uint64_t target_bytes) {
   std::array<iovec, 2> parts{{{header.bytes.data(), header.bytes.size()}, {target, target_bytes}}};
-  return move(false, slot, std::span(parts).first(target_bytes > 0 ? 2 : 1));
+  return move(false, slot, 0, parts);
 }
 
 int Volume::write(SlotIndex slot, const HeaderBlock& header, const std::byte* source,
                   std::uint64_t source_bytes) {
   // An iovec has no way to say that its bytes are only read.
-  std::array<iovec, 2> parts{{{const_cast<std::byte*>(header.bytes.data()), header.bytes.size()},
-                              {const_cast<std::byte*>(source), source_bytes}}};
-  return move(true, slot, std::span(parts).first(source_bytes > 0 ? 2 : 1));
+  const iovec page{const_cast<std::byte*>(header.bytes.data()), header.bytes.size()};
+  std::array<iovec, 3> parts{page, {const_cast<std::byte*>(source), source_bytes}, page};
+  return move(true, slot, 0, std::span(parts).first(source_bytes > 0 ? 3 : 1));
 }
 
-int Volume::read_whole(SlotIndex first, std::size_t count, std::byte* target) {
-  iovec part{target, count * geometry_.slot_bytes};
-  return move(false, first, {&part, 1});
+int Volume::read_pages(SlotIndex slot, std::uint64_t page, std::size_t count, HeaderBlock* target) {
+  iovec part{target, count * disk_page_bytes};
+  return move(false, slot, page, {&part, 1});
 }
 
 int Volume::in_place(SlotIndex slot) {

@@ -217,7 +217,7 @@ struct CacheModelWorld {
     stalled.signalled = true;
   }
 
-  static constexpr std::size_t disk_slot_bytes = 2 * disk_page_bytes;
+  static constexpr std::size_t disk_slot_bytes = 3 * disk_page_bytes;
 
   std::mt19937_64 random_;
   Reached& reached_;

@@ -69,7 +69,7 @@ class CacheWorld {
     cache_.reset();
   }
   [[nodiscard]] static std::size_t disk_slot_bytes() {
-    return round_up(CacheMemory::block_bytes(), disk_page_bytes) + disk_page_bytes;
+    return round_up(CacheMemory::block_bytes(), disk_page_bytes) + 2 * disk_page_bytes;
   }
 
   // Nobody holds it but what is unfinished.

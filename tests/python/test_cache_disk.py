@@ -15,7 +15,7 @@ from support import PATIENCE, free_slots, until
 
 pytestmark = pytest.mark.host_only("a disk is in real time")
 
-SLOT = 2 * 4096
+SLOT = 3 * 4096
 HYBRID = (Group("full"), Group("window", last(2)), Group("state", "state"))
 
 CHANGES = {

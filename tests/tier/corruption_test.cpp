@@ -104,8 +104,7 @@ TEST_F(CorruptionTest, APageOfZerosIsAMiss) {
 // Public failure 104: two files of equal length, one over the other.
 TEST_F(CorruptionTest, ASlotCopiedOverAnotherIsAMiss) {
   auto& bytes = world.file_of(1);
-  constexpr std::size_t slot_bytes = World::payload + disk_page_bytes;
-  std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(World::offset_of(1)), slot_bytes,
+  std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(World::offset_of(1)), World::slot_bytes,
               bytes.begin() + static_cast<std::ptrdiff_t>(World::offset_of(2)));
   EXPECT_EQ(world.get(2, generations[2]).outcome, DiskOutcome::misplaced);
   EXPECT_EQ(world.get(1, generations[1]).outcome, DiskOutcome::ok);
@@ -130,7 +129,7 @@ TEST_F(CorruptionTest, AFileThatWasCutShortLosesOnlyWhatIsBehindTheCut) {
   EXPECT_EQ(world.get(7, generations[7]).outcome, DiskOutcome::ok);
   // It is as large as ever when it is opened again, and what is lost can be written again.
   world.open();
-  EXPECT_EQ(world.tier->take_found().size(), slots - 3);
+  EXPECT_EQ(world.tier->take_found().size(), slots - 4);  // what was half there is torn
   EXPECT_EQ(world.get(3, generations[3]).outcome, DiskOutcome::bad_data_sum);
   EXPECT_EQ(world.put(4).outcome, DiskOutcome::ok);
 }
@@ -168,13 +167,13 @@ TEST_F(CorruptionTest, AnotherKeyGroupManifestGenerationOrSizeIsAMiss) {
   EXPECT_EQ(world.get(5, generations[5]).outcome, DiskOutcome::other_manifest);
 }
 
-// The older version is made by hand, sums included: the first of the format has the number 1.
+// Version 1 had one header a slot, written twice.
 TEST_F(CorruptionTest, AnotherVersionOrGeometryBeginsEmptyAndSaysSo) {
   world.tier.reset();
-  world.files->contents("/tier/superblock")[8] = std::byte{0};
+  world.files->contents("/tier/superblock")[8] = std::byte{1};
   world.open();
   EXPECT_TRUE(world.tier->take_found().empty());
-  EXPECT_EQ(world.tier->stats().why_empty, "its format has version 0, this is version 1");
+  EXPECT_EQ(world.tier->stats().why_empty, "its format has version 1, this is version 2");
   EXPECT_EQ(world.get(5, generations[5]).outcome, DiskOutcome::foreign_tier);
   ASSERT_EQ(world.put(5).outcome, DiskOutcome::ok);
 

@@ -43,7 +43,9 @@ void read_all(DiskSlots& tier, Tally& tally) {
   tally.torn += tier.stats().scanned[static_cast<std::size_t>(DiskOutcome::torn)];
 }
 
-struct PowerCutTest : testing::Test {
+// By the block bytes of the tier. Of small slots a start reads all, of large ones both ends, and
+// what is smaller than its slot does not reach to the end.
+struct PowerCutTest : testing::TestWithParam<std::size_t> {
   static constexpr std::size_t slots = 10;
   struct Written {
     SlotIndex slot;
@@ -54,7 +56,8 @@ struct PowerCutTest : testing::Test {
   std::vector<Written> written;
 
   void run(DiskSync sync) {
-    world.options.capacity_bytes = slots * (payload + disk_page_bytes);
+    world.options.block_bytes = GetParam();
+    world.options.capacity_bytes = slots * (GetParam() + 2 * disk_page_bytes);
     world.options.sync = sync;
     DiskSlots& tier = world.open();
     std::mt19937 random(4);
@@ -89,7 +92,7 @@ struct PowerCutTest : testing::Test {
   }
 };
 
-TEST_F(PowerCutTest, LeavesNoWrongBytesWhateverWasLostOrReordered) {
+TEST_P(PowerCutTest, LeavesNoWrongBytesWhateverWasLostOrReordered) {
   run(DiskSync::never);
   Tally tally;
   unsigned points = 0;
@@ -109,7 +112,7 @@ TEST_F(PowerCutTest, LeavesNoWrongBytesWhateverWasLostOrReordered) {
   EXPECT_GT(tally.torn, points);
 }
 
-TEST_F(PowerCutTest, LosesNothingThatWasSyncedWithItsWrite) {
+TEST_P(PowerCutTest, LosesNothingThatWasSyncedWithItsWrite) {
   run(DiskSync::each_write);
   for (std::size_t steps = written[0].begun; steps <= world.files->steps(); ++steps) {
     World cut;
@@ -130,13 +133,16 @@ TEST_F(PowerCutTest, LosesNothingThatWasSyncedWithItsWrite) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(SlotsReadWholeAndAtBothEnds, PowerCutTest,
+                         testing::Values(payload, std::size_t{48} << 10));
+
 // --- SIGKILL
 // --------------------------------------------------------------------------------------
 
 DiskOptions real_options(const Folder& folder) {
   return {.path = folder.tier(),
           .block_bytes = payload,
-          .capacity_bytes = 16 * (payload + disk_page_bytes),
+          .capacity_bytes = 16 * World::slot_bytes,
           .workers = 2};
 }
 

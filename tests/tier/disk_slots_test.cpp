@@ -6,6 +6,7 @@
 
 #include <fstream>
 #include <random>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 
@@ -231,12 +232,12 @@ TEST(DiskSlotsOptions, AreRefusedByName) {
   EXPECT_NE(refusal([](O& o) { o.workers = -1; }).find("workers is -1"), std::string::npos);
   EXPECT_NE(refusal([](O& o) { o.max_queued = 0; }).find("max_queued"), std::string::npos);
   EXPECT_EQ(refusal([](O&) {}), "taken");
-  world.options.capacity_bytes = World::payload + disk_page_bytes - 1;
+  world.options.capacity_bytes = World::slot_bytes - 1;
   try {
     world.open();
     FAIL();
   } catch (const CapacityError& error) {
-    EXPECT_EQ(error.shortage.wanted, World::payload + disk_page_bytes);
+    EXPECT_EQ(error.shortage.wanted, World::slot_bytes);
   }
 }
 
@@ -346,7 +347,7 @@ TEST(DiskSlotsRecovery, ReportsProgressAndIsCancelled) {
   world.options.progress = [](std::size_t, std::size_t) { return false; };
   EXPECT_THROW(world.open(), Cancelled);
   world.options.progress = [](std::size_t, std::size_t) -> bool { throw NotDone("a signal"); };
-  world.options.capacity_bytes = 2000 * (World::payload + disk_page_bytes);  // several threads
+  world.options.capacity_bytes = 2000 * World::slot_bytes;  // several threads
   EXPECT_THROW(world.open(), NotDone);
   world.options.progress = nullptr;
   EXPECT_NO_THROW(world.open());
@@ -355,8 +356,8 @@ TEST(DiskSlotsRecovery, ReportsProgressAndIsCancelled) {
 TEST(DiskSlotsRecovery, OfManySmallSlotsFindsEachOfThem) {
   World world;
   world.options.block_bytes = 4096;
-  world.options.capacity_bytes = 3000 * 8192;
-  world.options.file_bytes = 1000 * 8192 - 4096;  // pieces end in the middle of files
+  world.options.capacity_bytes = 3000 * 12288;
+  world.options.file_bytes = 1000 * 12288 - 4096;  // pieces end in the middle of files
   DiskSlots& tier = world.open();
   ASSERT_EQ(tier.capacity(), 3000);
   for (SlotIndex slot = 0; slot < 3000; slot += 7)
@@ -365,6 +366,83 @@ TEST(DiskSlotsRecovery, OfManySmallSlotsFindsEachOfThem) {
   const std::vector<FoundSlot> found = world.open().take_found();
   ASSERT_EQ(found.size(), 3000 / 7 + 1);
   for (const FoundSlot& one : found) EXPECT_EQ(one.key, key_of(one.slot));
+}
+
+// Of large slots the scan reads the two ends, and the end of one together with the beginning of the
+// next: what cannot be read or is torn must cost that slot only.
+struct LargeSlots : testing::Test {
+  static constexpr std::size_t block = std::size_t{64} << 10, slot_bytes = block + 8192;
+  static constexpr SlotIndex slots = 30;
+  World world;
+  std::set<SlotIndex> expected;
+
+  void SetUp() override {
+    world.options.block_bytes = block;
+    world.options.capacity_bytes = slots * slot_bytes;
+    world.options.file_bytes = 10 * slot_bytes;
+    world.buffer = Buffer(block);
+    DiskSlots& tier = world.open();
+    for (SlotIndex slot = 0; slot < slots; ++slot) {
+      ASSERT_EQ(
+          write(tier, slot, record_of(key_of(slot), bytes_of(slot)), world.buffer.data()).outcome,
+          DiskOutcome::ok);
+      expected.insert(slot);
+    }
+    world.tier.reset();
+  }
+  static std::size_t bytes_of(SlotIndex slot) { return slot % 4 == 1 ? 5000 : block; }
+  static std::string path_of(SlotIndex slot) {
+    return "/tier/slots-000" + std::to_string(slot / 10) + ".kv";
+  }
+  static std::size_t offset_of(SlotIndex slot) { return slot % 10 * slot_bytes; }
+  // Of the header behind the payload.
+  static std::size_t last_page_of(SlotIndex slot) {
+    return offset_of(slot) + 4096 + round_up(bytes_of(slot), 4096);
+  }
+  void flip(SlotIndex slot, std::size_t offset) {
+    world.files->contents(path_of(slot))[offset] ^= std::byte{1};
+  }
+  void is_found(DiskOutcome outcome, SlotIndex of) {
+    std::set<SlotIndex> found;
+    for (const FoundSlot& one : world.open().take_found()) {
+      EXPECT_EQ(one.key, key_of(one.slot));
+      EXPECT_EQ(one.payload_bytes, bytes_of(one.slot));
+      found.insert(one.slot);
+    }
+    EXPECT_EQ(found, expected);
+    EXPECT_EQ(world.tier->stats().scanned[static_cast<std::size_t>(outcome)], of);
+  }
+  // With that page of it unreadable.
+  void is_retired_alone(SlotIndex slot, std::size_t page) {
+    world.files->set_plan([=](const MemoryFiles::Call& call) -> std::optional<std::int64_t> {
+      const bool there =
+          call.path == path_of(slot) && call.at <= page && page < call.at + call.bytes;
+      return there && std::string(call.what) == "read" ? std::optional(-EIO) : std::nullopt;
+    });
+    expected.erase(slot);
+    is_found(DiskOutcome::io_error, 1);
+    EXPECT_TRUE(world.tier->is_retired(slot));
+    EXPECT_EQ(world.tier->stats().retired, 1);
+    expected.insert(slot);
+  }
+};
+
+TEST_F(LargeSlots, AreAllFound) { is_found(DiskOutcome::ok, slots); }
+
+TEST_F(LargeSlots, WithoutTheSameHeaderBehindThePayloadAreTorn) {
+  for (const SlotIndex slot : {0U, 1U, 9U, 13U, 14U, 29U}) {
+    flip(slot, last_page_of(slot) + 3000);
+    expected.erase(slot);
+  }
+  is_found(DiskOutcome::torn, 6);
+}
+
+TEST_F(LargeSlots, WhoseEndCannotBeReadAreRetiredAlone) {
+  for (const SlotIndex slot : {4U, 5U, 9U}) is_retired_alone(slot, last_page_of(slot));
+}
+
+TEST_F(LargeSlots, WhoseBeginningCannotBeReadAreRetiredAlone) {
+  for (const SlotIndex slot : {0U, 6U, 10U, 29U}) is_retired_alone(slot, offset_of(slot));
 }
 
 }  // namespace

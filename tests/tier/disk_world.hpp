@@ -116,13 +116,14 @@ class Ended {
 // Over memory unless a path is given.
 struct World {
   static constexpr std::size_t payload = 8192;
+  static constexpr std::size_t slot_bytes = payload + 2 * disk_page_bytes;
   std::shared_ptr<MemoryFiles> files = std::make_shared<MemoryFiles>();
   DiskOptions options{.path = "/tier",
                       .block_bytes = payload,
-                      .capacity_bytes = 20 * (payload + disk_page_bytes),
+                      .capacity_bytes = 20 * slot_bytes,
                       .workers = 1,
                       .probe_after = std::chrono::nanoseconds(0),
-                      .file_bytes = 7 * (payload + disk_page_bytes),
+                      .file_bytes = 7 * slot_bytes,
                       .files = files};
   std::optional<DiskSlots> tier;
   Buffer buffer{payload};
@@ -146,9 +147,7 @@ struct World {
   [[nodiscard]] std::vector<std::byte>& file_of(SlotIndex slot) {
     return files->contents("/tier/slots-000" + std::to_string(slot / 7) + ".kv");
   }
-  [[nodiscard]] static std::size_t offset_of(SlotIndex slot) {
-    return slot % 7 * (payload + disk_page_bytes);
-  }
+  [[nodiscard]] static std::size_t offset_of(SlotIndex slot) { return slot % 7 * slot_bytes; }
 };
 
 class Folder {  // a real one, removed at the end

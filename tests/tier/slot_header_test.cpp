@@ -72,8 +72,8 @@ TEST(SlotHeader, LiesOnDiskAsTheDocumentSays) {
   std::fill_n(header.key.bytes.begin(), 20, std::byte{0x88});
   std::string expected = "KVMSLOT\n";
   const auto add = [&](std::size_t count, char byte) { expected.append(count, byte); };
-  add(1, 1), add(3, 0);  // version
-  add(1, 2), add(3, 0);  // state
+  add(1, 2), add(3, 0);  // version
+  add(1, 1), add(3, 0);  // state
   add(8, 0x11), add(8, 0x22), add(8, 0x33), add(8, 0x44);
   add(16, 0x55), add(4, 0x66), add(1, 20), add(3, 0);
   add(20, '\x88'), add(44, 0), add(4, '\x99');
@@ -90,7 +90,7 @@ TEST(SlotHeader, OfZerosIsEmptyAndOfAnotherVersionIsSaidToBe) {
   SlotHeader read;
   EXPECT_EQ(decode(block, read), DiskOutcome::empty);
   encode(random_header(1), block);
-  block.bytes[8] = std::byte{0};
+  block.bytes[8] = std::byte{1};
   EXPECT_EQ(decode(block, read), DiskOutcome::bad_version);
 }
 
