@@ -30,11 +30,12 @@ const Settings& first_settings() {
   return first;
 }
 
-// Also where it may not be read.
-bool is_mapped(std::uintptr_t at) {
-  const std::size_t page = slot_alignment_bytes;
-  unsigned char ignored = 0;
-  return mincore(reinterpret_cast<void*>(at / page * page), page, &ignored) == 0 || errno != ENOMEM;
+// All of it; also where it may not be read. Nothing is written back: of all calls that tell, this
+// one is the quickest.
+bool is_mapped(std::uintptr_t base, std::size_t bytes) {
+  const std::uintptr_t first = base / slot_alignment_bytes * slot_alignment_bytes;
+  return msync(reinterpret_cast<void*>(first), base + bytes - first, MS_ASYNC) == 0 ||
+         errno != ENOMEM;
 }
 
 // The exit has begun when handlers registered before this library was loaded are still to come.
@@ -128,8 +129,7 @@ void State::expect_meant(int device) {
 void State::look_at_registrations() {
   Region* const region = memory.pinned.next();
   if (region == nullptr || region->gone) return;
-  const std::uintptr_t last = region->base + region->bytes - 1;
-  region->gone = !is_mapped(region->base) || !is_mapped(last);
+  region->gone = !is_mapped(region->base, region->bytes);
   if (!region->gone) return;
   checker.report(Rule::unmapped_registered, region->bytes, " bytes at ",
                  reinterpret_cast<const void*>(region->base),
