@@ -1,4 +1,5 @@
 #include <exception>
+#include <new>
 
 #include "bindings/bind.hpp"
 
@@ -71,6 +72,12 @@ void translate(std::exception_ptr thrown) {
     raise(make("DeviceUnavailable", e));
   } catch (const Error& e) {
     raise(make("KvmemError", e));
+    // pybind11's own come last, behind those of other extension modules, which may take all there
+    // is.
+  } catch (const py::builtin_exception& e) {
+    e.set_error();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
   }
 }
 

@@ -103,6 +103,16 @@ void lose(const PyDevice& device) {
 
 void bind_testing(py::module_& module) {
   const auto device = py::arg("device");
+  // As an extension module does that is not careful, for the whole process.
+  module.def("_translate_all_exceptions", [] {
+    py::register_exception_translator([](std::exception_ptr thrown) {
+      try {
+        if (thrown) std::rethrow_exception(thrown);
+      } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+      }
+    });
+  });
   module.def(
       "_now",
       [](const PyDevice& self) {

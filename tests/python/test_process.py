@@ -480,6 +480,32 @@ def test_importing_needs_only_numpy_starts_no_thread_and_opens_nothing() -> None
     assert (ran.stdout, ran.stderr) == ("['kvmem']\n", "")
 
 
+def test_errors_stay_what_they_are_beside_a_module_that_translates_them_all() -> None:
+    """Other extension modules made with pybind11 may, wherever they are imported."""
+    script = MAKE + """
+    from kvmem import _core
+
+    blocks = pool.acquire(2)
+    def raised():
+        for call in (
+            lambda: blocks[5],
+            lambda: blocks["a"],
+            lambda: blocks.__dlpack__(copy=True),
+            lambda: pool.acquire(0),
+        ):
+            try:
+                call()
+            except Exception as error:
+                yield type(error).__name__
+    print(*raised())
+    _core._translate_all_exceptions()
+    print(*raised())
+    """
+    ran = run_child(script)
+    assert ran.stderr == ""
+    assert ran.stdout == 2 * "IndexError TypeError BufferError InvalidArgument\n"
+
+
 def test_importing_loads_nothing_of_cuda_and_takes_little_time() -> None:
     """In time of the processor: what else the machine does must not count."""
     script = """
