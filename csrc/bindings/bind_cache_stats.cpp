@@ -75,6 +75,7 @@ py::object disk_facts(const CacheStats& stats) {
   facts["scan_seconds"] = disk.scan_seconds;
   facts["blocks_written"] = stats.feed->written;
   facts["blocks_unwritten"] = stats.feed->unwritten;
+  facts["blocks_corrupt"] = stats.feed->corrupt;
   facts["blocks_foreign"] = stats.feed->foreign;
   facts["blocks_promoted"] = stats.disk_promoted;
   facts["reads_failed"] = stats.disk_reads_failed;

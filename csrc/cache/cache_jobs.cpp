@@ -291,6 +291,7 @@ void Cache::end_read(CacheJob* job, const DiskFeed::Read& read) {
     }
     const std::lock_guard lock(job->mutex);
     part->slots = {read.landing};
+    part->disk_sum = read.result.payload_sum;
     part->landing = true;
     part->state = CachePart::State::to_submit;
     return;
@@ -324,6 +325,9 @@ void Cache::promote(CacheJob& job, const CachePart& part) {
   if (plan.id != 0) {
     const bool same = plan.source.front() == part.disk_slot;
     if (same) {
+      const Manager& manager = *groups_[part.group].manager;
+      if (manager.config().checksum == Checksum::always)
+        manager.pool()->set_sum(landing, part.disk_sum);
       const std::lock_guard lock(mutex_);
       std::swap(groups_[part.group].places[plan.target.front()], landing);
       ++counts_.disk_promoted;

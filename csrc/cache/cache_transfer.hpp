@@ -38,6 +38,7 @@ struct CachePart {
   std::vector<std::uint32_t> positions;
   std::vector<SlotIndex> slots;  // of the pool
   SlotIndex disk_slot = 0;       // of one that is to be read
+  std::uint32_t disk_sum = 0;    // of one that was read
   Nanoseconds since = 0;         // reading or submitted
   std::shared_ptr<Transfer> transfer;
 };

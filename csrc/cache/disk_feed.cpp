@@ -220,7 +220,8 @@ DiskFeed::Began DiskFeed::begin_write(Index& index, const Place& place, const Un
     DiskSubmit answer = DiskSubmit::closed;
     try {
       auto [source, hold] = place(what.group, plan.source[0]);
-      answer = disk_->try_write(slot, {bytes_of(what.key), what.group, part.payload_bytes}, source,
+      const DiskRecord record{bytes_of(what.key), what.group, part.payload_bytes, hold.sum(0)};
+      answer = disk_->try_write(slot, record, source,
                                 when_written({plan.id, slot, what, {}}, std::move(hold)));
     } catch (...) {  // no memory: it was not accepted
       static_cast<void>(index.finish(plan.id, 0, false));
@@ -273,11 +274,18 @@ DiskFeed::Ended DiskFeed::end_written(Index& index) {
                              each.slot - part.first};
     const bool removed = index.state(place) == EntryState::free;  // while it was being written
     if (!ok) forget_what_was(place);
+    const bool corrupt = each.result.outcome == DiskOutcome::bad_data_sum;
+    if (corrupt) {  // in host memory: not to be found again
+      const std::byte* const key = each.what.key.bytes.data();
+      static_cast<void>(index.remove({&key, 1}, key_bytes_, each.what.group));
+    }
     const std::lock_guard lock(mutex_);
     if (ok && removed) erasures_.push_back({place, each.result.generation});
     --stats_.writing;
     if (ok) {
       ++stats_.written;
+    } else if (corrupt) {
+      ++stats_.corrupt;
     } else if (each.result.outcome != DiskOutcome::closed) {  // once more, into another slot
       queue_.push_front(each.what);
       ++queued_[each.what.group];

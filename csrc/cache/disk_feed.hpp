@@ -28,6 +28,7 @@ namespace kvmem {
 struct DiskFeedStats {
   std::uint64_t written = 0;    // blocks
   std::uint64_t unwritten = 0;  // gone from host memory before they were
+  std::uint64_t corrupt = 0;    // no longer had their checksum: removed, never written
   std::uint64_t foreign = 0;    // found under another manifest
   std::size_t queued = 0, writing = 0, erasing = 0;
 };

@@ -3,6 +3,7 @@
 #include <new>
 #include <utility>
 
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "tier/disk_core.hpp"
 
@@ -73,8 +74,9 @@ DiskResult DiskCore::read(Volume& volume, const DiskCall& call, HeaderBlock& blo
   if (decoded != DiskOutcome::ok) return {decoded, 0, 0};
   const DiskOutcome compared = compare(found, expected);
   if (compared != DiskOutcome::ok) return {compared, 0, 0};
-  const bool right = data_sum(found, call.target) == found.data_sum;
-  return {right ? DiskOutcome::ok : DiskOutcome::bad_data_sum, 0, 0};
+  const std::uint32_t sum = crc32c(0, call.target, found.payload_bytes);
+  const bool right = data_sum(found, sum) == found.data_sum;
+  return {right ? DiskOutcome::ok : DiskOutcome::bad_data_sum, 0, 0, sum};
 }
 
 // One call. The sum comes first: it brings the payload into the processor's caches, from which the
@@ -83,8 +85,10 @@ DiskResult DiskCore::write(Volume& volume, const DiskCall& call, HeaderBlock& bl
   SlotHeader header = call.header;
   header.tier = volume.tier();
   if (call.kind == DiskCall::Kind::write) {
+    const std::uint32_t sum = crc32c(0, call.source, header.payload_bytes);
+    if (sum != call.source_sum.value_or(sum)) return {DiskOutcome::bad_data_sum, 0, 0};
     header.state = SlotHeader::State::written;
-    header.data_sum = data_sum(header, call.source);
+    header.data_sum = data_sum(header, sum);
   }
   encode(header, block);
   const SlotIndex slot = call.slot();

@@ -21,6 +21,7 @@ struct DiskCall {
   Kind kind = Kind::read;
   SlotHeader header;  // to be written, or expected
   const std::byte* source = nullptr;
+  std::optional<std::uint32_t> source_sum;
   std::byte* target = nullptr;
   DiskDone done;
   bool probe = false;  // a degraded tier's attempt

@@ -61,6 +61,7 @@ DiskSubmit DiskSlots::try_write(SlotIndex slot, const DiskRecord& record, const 
   call.kind = DiskCall::Kind::write;
   call.header = header_of(*core_, slot, record);
   call.source = source;
+  call.source_sum = record.payload_sum;
   call.done = std::move(done);
   return core_->submit(call);
 }

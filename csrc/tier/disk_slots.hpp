@@ -87,12 +87,16 @@ struct DiskRecord {
   std::span<const std::byte> key;  // copied
   std::uint32_t group = 0;
   std::size_t payload_bytes = 0;  // at most block_bytes
+  // Of a write, the payload's CRC32C where it is known: what no longer has it is not written, and
+  // ends bad_data_sum.
+  std::optional<std::uint32_t> payload_sum = std::nullopt;
 };
 
 struct DiskResult {
   DiskOutcome outcome = DiskOutcome::ok;
-  int error = 0;                 // of the system, with io_error and shortage
-  std::uint64_t generation = 0;  // of what was written or read
+  int error = 0;                  // of the system, with io_error and shortage
+  std::uint64_t generation = 0;   // of what was written or read
+  std::uint32_t payload_sum = 0;  // CRC32C, of a read that ended ok
 };
 using DiskDone = std::function<void(const DiskResult&)>;
 

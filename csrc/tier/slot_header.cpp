@@ -108,9 +108,9 @@ DiskOutcome decode(const HeaderBlock& block, SlotHeader& header) noexcept {
   return header.state == SlotHeader::State::written ? DiskOutcome::ok : DiskOutcome::empty;
 }
 
-std::uint32_t data_sum(const SlotHeader& header, const std::byte* payload) noexcept {
+std::uint32_t data_sum(const SlotHeader& header, std::uint32_t payload_sum) noexcept {
   const OnDisk facts = on_disk(header);
-  return crc32c(crc32c(0, &facts, facts_bytes), payload, header.payload_bytes);
+  return crc32c_combine(crc32c(0, &facts, facts_bytes), payload_sum, header.payload_bytes);
 }
 
 }  // namespace kvmem

@@ -87,6 +87,7 @@ void encode(const SlotHeader& header, HeaderBlock& block) noexcept;
 // ok, empty, bad_magic, bad_version, bad_header_sum.
 [[nodiscard]] DiskOutcome decode(const HeaderBlock& block, SlotHeader& header) noexcept;
 
-[[nodiscard]] std::uint32_t data_sum(const SlotHeader& header, const std::byte* payload) noexcept;
+// From the CRC32C of the payload: that of the header's facts gone on with over the payload.
+[[nodiscard]] std::uint32_t data_sum(const SlotHeader& header, std::uint32_t payload_sum) noexcept;
 
 }  // namespace kvmem

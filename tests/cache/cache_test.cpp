@@ -55,6 +55,25 @@ MemoryFiles::Plan failing(std::string what, int error, int times) {
   };
 }
 
+CacheWorldOptions checksummed(CacheWorldOptions options) {
+  options.config.checksum = Checksum::always;
+  return options;
+}
+
+// A bit of a block in host memory, wherever its slot is: slots that were let go of have it still.
+void damage_in_host_memory(CacheWorld& world, std::uint64_t number) {
+  BlockPool& pool = world.world().pool();
+  bool found = false;
+  for (std::size_t at = 0; at < pool.capacity() * pool.slot_bytes(); at += pool.slot_bytes()) {
+    std::size_t same = 0;
+    while (same < 100 && pool.data()[at + same] == test::CacheMemory::pattern(number, same)) ++same;
+    if (same < 100) continue;
+    pool.data()[at + 7] ^= std::byte{1};
+    found = true;
+  }
+  ASSERT_TRUE(found) << "key " << number << " is in no slot";
+}
+
 template <class Condition>
 bool comes_about(CacheWorld& world, const Condition& condition) {
   return comes_true([&] {
@@ -183,6 +202,36 @@ TEST(Cache, WhatIsEvictedBeforeItWasWrittenIsCounted) {
   EXPECT_EQ(world.cache().stats().feed->unwritten, 4);
   EXPECT_EQ(world.cache().stats().feed->written, 4);
   EXPECT_EQ(world.why_miss(0).why, MissReason::evicted);
+}
+
+// The sum that it would get on disk would be a good one.
+TEST(Cache, WhatHasGoneBadInHostMemoryIsNotWrittenToDisk) {
+  CacheWorld world(checksummed(written_back(0)));
+  world.store(numbers(0, 4));
+  damage_in_host_memory(world, 2);
+  EXPECT_TRUE(world.cache().flush(10));
+  const CacheStats stats = world.cache().stats();
+  EXPECT_EQ(stats.feed->written, 3);
+  EXPECT_EQ(stats.feed->corrupt, 1);
+  EXPECT_EQ(stats.feed->unwritten, 0);
+  EXPECT_EQ(stats.disk->degraded, std::nullopt);
+  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 2);
+  world.reopen();
+  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 2);
+  world.store(numbers(0, 4));
+  EXPECT_TRUE(world.cache().flush(10));
+  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 4);
+}
+
+TEST(Cache, WhatCameFromDiskIsVerifiedInHostMemoryToo) {
+  CacheWorld world(checksummed({.disk_slots = 32}));
+  world.store(numbers(0, 4));
+  world.to_disk(numbers(0, 4));
+  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 4);
+  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 4);
+  damage_in_host_memory(world, 2);
+  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 0) << "one restore, of which nothing was submitted";
+  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 4) << "the disk has it still";
 }
 
 TEST(Cache, AFlushSaysSoWhenAllTheDiskHasIsHeld) {

@@ -368,6 +368,29 @@ TEST(DiskSlotsRecovery, OfManySmallSlotsFindsEachOfThem) {
   for (const FoundSlot& one : found) EXPECT_EQ(one.key, key_of(one.slot));
 }
 
+TEST(DiskSlots, WhatNoLongerHasItsSumIsNotWritten) {
+  World world;
+  DiskSlots& tier = world.open();
+  const DiskResult before = world.put(2);
+  world.buffer.fill(2, 5, World::payload);
+  const DiskKey key = key_of(2);
+  DiskRecord record = record_of(key, World::payload);
+  record.payload_sum = crc32c(0, world.buffer.data(), World::payload) + 1;
+  EXPECT_EQ(write(tier, 2, record, world.buffer.data()).outcome, DiskOutcome::bad_data_sum);
+  EXPECT_EQ(tier.stats().degraded, std::nullopt);
+  EXPECT_EQ(ended(tier.stats().writes, DiskOutcome::bad_data_sum), 1);
+  EXPECT_FALSE(tier.is_retired(2));
+  EXPECT_EQ(world.get(2, before.generation).outcome, DiskOutcome::ok) << "as it was";
+
+  world.buffer.fill(2, 0, World::payload);
+  record.payload_sum = crc32c(0, world.buffer.data(), World::payload);
+  const DiskResult after = write(tier, 2, record, world.buffer.data());
+  EXPECT_EQ(after.outcome, DiskOutcome::ok);
+  const DiskResult got = world.get(2, after.generation);
+  EXPECT_EQ(got.outcome, DiskOutcome::ok);
+  EXPECT_EQ(got.payload_sum, record.payload_sum);
+}
+
 // Of large slots the scan reads the two ends, and the end of one together with the beginning of the
 // next: what cannot be read or is torn must cost that slot only.
 struct LargeSlots : testing::Test {

@@ -100,12 +100,12 @@ TEST(SlotHeader, BindsTheSumOfThePayloadToEachFact) {
     made.payload_bytes = 100;
     return made;
   }();
-  const std::array<std::byte, 101> payload{};
-  const std::uint32_t sum = data_sum(header, payload.data());
+  constexpr std::uint32_t payload_sum = 0x12345678;
+  const std::uint32_t sum = data_sum(header, payload_sum);
   const auto differs = [&](auto change) {
     SlotHeader other = header;
     change(other);
-    return data_sum(other, payload.data()) != sum;
+    return data_sum(other, payload_sum) != sum;
   };
   EXPECT_TRUE(differs([](SlotHeader& h) { ++h.tier; }));
   EXPECT_TRUE(differs([](SlotHeader& h) { ++h.slot; }));
@@ -115,6 +115,20 @@ TEST(SlotHeader, BindsTheSumOfThePayloadToEachFact) {
   EXPECT_TRUE(differs([](SlotHeader& h) { h.key.bytes[0] ^= std::byte{1}; }));
   EXPECT_TRUE(differs([](SlotHeader& h) { h.manifest[15] ^= std::byte{1}; }));
   EXPECT_FALSE(differs([](SlotHeader& h) { ++h.data_sum; }));
+  EXPECT_NE(data_sum(header, payload_sum + 1), sum);
+}
+
+// As docs/DISK_FORMAT.md has it: the sum over the facts, gone on with over the payload.
+TEST(SlotHeader, HasTheSumOfItsFactsAndThePayloadInOneGo) {
+  SlotHeader header = random_header(3);
+  std::vector<std::byte> payload(5000);
+  for (std::size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::byte>(i * 7);
+  header.payload_bytes = payload.size();
+  HeaderBlock block;
+  encode(header, block);
+  const std::uint32_t facts = crc32c(0, block.bytes.data(), 136);
+  EXPECT_EQ(data_sum(header, crc32c(0, payload.data(), payload.size())),
+            crc32c(facts, payload.data(), payload.size()));
 }
 
 }  // namespace
