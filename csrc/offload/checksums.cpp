@@ -73,8 +73,8 @@ class Checksums::Core {
                             std::span<const std::uint32_t> positions) noexcept;
   void check_one(const TransferJob& job, std::size_t position, Found& found) noexcept;
 
-  const std::shared_ptr<BlockPool> pool_;
-  const std::size_t at_a_time_;  // blocks
+  std::shared_ptr<BlockPool> pool_;  // none once it is closed
+  const std::size_t at_a_time_;      // blocks
 
   mutable std::mutex mutex_;  // over what follows; CopyQueue::begin_check() is below it
   std::condition_variable work_, worker_ended_;
@@ -99,11 +99,15 @@ void Checksums::Core::open(const std::shared_ptr<Core>& self, std::size_t worker
   }
 }
 
+// A thread has its share of the core until a moment after it has said that it ends. The pool must
+// not end there: the process may be at its exit by then, where pools are leaked.
 void Checksums::Core::close() noexcept {
   std::unique_lock lock(mutex_);
   closed_ = true;
   work_.notify_all();
   worker_ended_.wait(lock, [this] { return alive_ == 0; });
+  const std::shared_ptr<BlockPool> pool = std::move(pool_);
+  lock.unlock();
 }
 
 // ---- the lists ----

@@ -95,7 +95,9 @@ class Scanner {
 
   void scan_pieces(SlotScan& part, const std::function<bool(std::size_t, std::size_t)>* progress) {
     try {
-      Buffer buffer(reads_whole_ ? piece_bytes / disk_page_bytes : 3);
+      Buffer buffer(reads_whole_ ? std::min<std::uint64_t>(piece_bytes / disk_page_bytes,
+                                                           geometry_.slots * (last_page_ + 1))
+                                 : 3);
       while (!cancelled_) {
         const std::uint64_t first = next_.fetch_add(step_);
         if (first >= geometry_.slots) return;

@@ -63,11 +63,10 @@ CacheWorldOptions checksummed(CacheWorldOptions options) {
 // A bit of a block in host memory, wherever its slot is: slots that were let go of have it still.
 void damage_in_host_memory(CacheWorld& world, std::uint64_t number) {
   BlockPool& pool = world.world().pool();
+  const test::CacheMemory::Block bytes = test::CacheMemory::pattern(number);
   bool found = false;
   for (std::size_t at = 0; at < pool.capacity() * pool.slot_bytes(); at += pool.slot_bytes()) {
-    std::size_t same = 0;
-    while (same < 100 && pool.data()[at + same] == test::CacheMemory::pattern(number, same)) ++same;
-    if (same < 100) continue;
+    if (std::memcmp(pool.data() + at, bytes.data(), bytes.size()) != 0) continue;
     pool.data()[at + 7] ^= std::byte{1};
     found = true;
   }

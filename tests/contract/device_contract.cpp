@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <random>
 
 namespace kvmem::contract {
@@ -12,10 +13,17 @@ constexpr Nanoseconds nap = 20'000'000;
 }  // namespace
 
 Bytes pattern(std::size_t bytes, unsigned seed) {
-  std::minstd_rand random(seed);
+  std::mt19937_64 random(seed);
   Bytes some(bytes);
-  for (auto& byte : some) byte = static_cast<std::byte>(random() >> 8);
+  for (std::size_t at = 0; at < bytes; at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random();
+    std::memcpy(some.data() + at, &word, std::min(sizeof word, bytes - at));
+  }
   return some;
+}
+
+bool same(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 DeviceContract::DeviceContract() : under_test_(GetParam().open()) {}

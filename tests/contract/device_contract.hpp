@@ -67,6 +67,7 @@ struct Batch {
 using Bytes = std::vector<std::byte>;
 
 [[nodiscard]] Bytes pattern(std::size_t bytes, unsigned seed);
+[[nodiscard]] bool same(std::span<const std::byte> a, std::span<const std::byte> b);
 [[nodiscard]] inline Bytes bytes_of(std::span<const std::byte> some) {
   return {some.begin(), some.end()};
 }

@@ -25,9 +25,8 @@ class Ordering : public ::testing::Test {
   // Bytes of one block outside the cache, payload behind payload.
   using Image = std::vector<std::byte>;
   static Image image(std::uint64_t key) {
-    Image bytes(CacheMemory::block_bytes());
-    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = CacheMemory::pattern(key, i);
-    return bytes;
+    const CacheMemory::Block bytes = CacheMemory::pattern(key);
+    return {bytes.begin(), bytes.end()};
   }
 
   // The engine computes or reads a block: queued on its stream.
