@@ -77,6 +77,7 @@ def test_what_each_turn_leaves_behind_is_found(
 
     monkeypatch.setattr(soak.Stress, "run", leaking)
     monkeypatch.setattr(soak, "SETTLE_SECONDS", 0.02)  # of each turn, where threads are left
+    monkeypatch.setattr(soak, "TURNS", 15)
     try:
         found = soak.soak(0.0, 1, lambda line: None)
     finally:
