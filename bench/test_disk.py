@@ -2,8 +2,8 @@
 
 Blocks of 2 MiB, so many calls of the system at a time, past the page cache where there is a way.
 Tier and loop have huge pages, and the same places on disk; the tier also sums each block, writes a
-header page in front of it and again behind it, and verifies sum and header when it reads. The others have
-memory of the kind that is theirs, write files of their own and verify nothing.
+header page in front of it and again behind it, and verifies sum and header when it reads. The
+others have memory of the kind that is theirs, write files of their own and verify nothing.
 
 The files lie in KVMEM_BENCH_DISK, or where pytest puts what is temporary.
 """

@@ -482,7 +482,9 @@ def test_importing_needs_only_numpy_starts_no_thread_and_opens_nothing() -> None
 
 def test_errors_stay_what_they_are_beside_a_module_that_translates_them_all() -> None:
     """Other extension modules made with pybind11 may, wherever they are imported."""
-    script = MAKE + """
+    script = (
+        MAKE
+        + """
     from kvmem import _core
 
     blocks = pool.acquire(2)
@@ -501,6 +503,7 @@ def test_errors_stay_what_they_are_beside_a_module_that_translates_them_all() ->
     _core._translate_all_exceptions()
     print(*raised())
     """
+    )
     ran = run_child(script)
     assert ran.stderr == ""
     assert ran.stdout == 2 * "IndexError TypeError BufferError InvalidArgument\n"
