@@ -37,7 +37,8 @@ std::exception_ptr corrupt(std::size_t position, SlotIndex slot, std::uint32_t e
 class Checksums::Core {
  public:
   explicit Core(std::shared_ptr<BlockPool> pool)
-      : pool_(std::move(pool)),
+      : device_(pool->device()),
+        pool_(std::move(pool)),
         at_a_time_(std::max<std::size_t>(bytes_at_a_time / pool_->block_bytes(), 1)) {}
 
   void open(const std::shared_ptr<Core>& self, std::size_t workers);
@@ -73,6 +74,7 @@ class Checksums::Core {
                             std::span<const std::uint32_t> positions) noexcept;
   void check_one(const TransferJob& job, std::size_t position, Found& found) noexcept;
 
+  const std::shared_ptr<Device> device_;
   std::shared_ptr<BlockPool> pool_;  // none once it is closed
   const std::size_t at_a_time_;      // blocks
 
@@ -235,7 +237,7 @@ bool Checksums::Core::work_some(std::unique_lock<std::mutex>& lock) noexcept {
   lock.lock();
   if (!settle(*job, found)) return true;
   lock.unlock();
-  pool_->device()->progress().bump();  // the job may be gone by now
+  device_->progress().bump();  // the job may be gone by now, and the pool
   lock.lock();
   return true;
 }
@@ -243,13 +245,13 @@ bool Checksums::Core::work_some(std::unique_lock<std::mutex>& lock) noexcept {
 Checksums::Core::Found Checksums::Core::check(const TransferJob& job,
                                               std::span<const std::uint32_t> positions) noexcept {
   Found found;
-  const Nanoseconds begin = pool_->device()->now();
+  const Nanoseconds begin = device_->now();
   for (const std::size_t position : positions) {
     found.cancelled = job.cancelled();
     if (found.cancelled || found.error) break;
     check_one(job, position, found);
   }
-  found.busy = pool_->device()->now() - begin;
+  found.busy = device_->now() - begin;
   return found;
 }
 

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 namespace kvmem {
@@ -80,7 +81,9 @@ struct SlotHeader {
 
 struct alignas(disk_page_bytes) HeaderBlock {
   std::array<std::byte, disk_page_bytes> bytes{};
-  friend bool operator==(const HeaderBlock&, const HeaderBlock&) = default;
+  friend bool operator==(const HeaderBlock& a, const HeaderBlock& b) noexcept {
+    return std::memcmp(a.bytes.data(), b.bytes.data(), disk_page_bytes) == 0;
+  }
 };
 
 void encode(const SlotHeader& header, HeaderBlock& block) noexcept;
