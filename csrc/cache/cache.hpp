@@ -223,6 +223,7 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   void start_read(CacheJob& job, std::size_t number);
   void end_reads();
   void end_read(CacheJob* job, const DiskFeed::Read& read);
+  void forget_corrupt(GroupIndex group, std::span<const std::byte> key);
   void submit_part(CacheJob& job, CachePart& part);
   // Where a slot of the index is in host memory, and a holder of it.
   [[nodiscard]] std::pair<const std::byte*, HostBlocks> place(GroupIndex group, SlotIndex slot);

@@ -50,7 +50,10 @@ void Cache::move_on() noexcept {
       }
       if (feed_) {
         const auto where = [&](GroupIndex group, SlotIndex slot) { return place(group, slot); };
-        if (feed_->feed(*index_, where, flushing_) || feed_->has_notes()) again_ = true;
+        const auto corrupt = [&](GroupIndex group, std::span<const std::byte> key) {
+          forget_corrupt(group, key);
+        };
+        if (feed_->feed(*index_, where, corrupt, flushing_) || feed_->has_notes()) again_ = true;
       }
       if (index_->wants_trim()) static_cast<void>(index_->trim(most_trimmed));
     } catch (...) {  // no memory: a later turn tries again
@@ -157,14 +160,20 @@ void Cache::move_part(CacheJob& job, std::size_t number) {
     end_part(job, part, false, nullptr);
     return;
   } catch (const Corrupt& corrupt) {
-    // Not to be found again, here; the disk may have it still.
-    const std::byte* const key = job.key(part.positions[corrupt.block]);
-    static_cast<void>(index_->remove({&key, 1}, job.key_bytes, part.group));
+    forget_corrupt(part.group, job.key_span(part.positions[corrupt.block]));
     error = std::current_exception();
   } catch (...) {
     error = std::current_exception();
   }
   end_part(job, part, error == nullptr, error);
+}
+
+// Not to be found again in host memory; the disk may have it still.
+void Cache::forget_corrupt(GroupIndex group, std::span<const std::byte> key) {
+  const std::byte* const its = key.data();
+  static_cast<void>(index_->remove({&its, 1}, key.size(), group));
+  const std::lock_guard lock(mutex_);
+  memory_.of(key).why = MissReason::corrupt;
 }
 
 void Cache::submit_part(CacheJob& job, CachePart& part) {

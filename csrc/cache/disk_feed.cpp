@@ -169,8 +169,8 @@ DiskDone DiskFeed::when_erased(const Erasure& erasure) {
   };
 }
 
-bool DiskFeed::feed(Index& index, const Place& place, bool flushing) {
-  const auto [ended, failed] = end_written(index);
+bool DiskFeed::feed(Index& index, const Place& place, const Gone& corrupt, bool flushing) {
+  const auto [ended, failed] = end_written(index, corrupt);
   static_cast<void>(disk_->expire());
   if (failed) return true;  // not again at once
   const bool erases = erase_some(index);
@@ -248,7 +248,7 @@ DiskDone DiskFeed::when_written(const Written& written, HostBlocks hold) {
   };
 }
 
-DiskFeed::Ended DiskFeed::end_written(Index& index) {
+DiskFeed::Ended DiskFeed::end_written(Index& index, const Gone& corrupt) {
   Ended result;
   std::list<Written> ended;
   std::list<Erasure> unerased;
@@ -274,17 +274,14 @@ DiskFeed::Ended DiskFeed::end_written(Index& index) {
                              each.slot - part.first};
     const bool removed = index.state(place) == EntryState::free;  // while it was being written
     if (!ok) forget_what_was(place);
-    const bool corrupt = each.result.outcome == DiskOutcome::bad_data_sum;
-    if (corrupt) {  // in host memory: not to be found again
-      const std::byte* const key = each.what.key.bytes.data();
-      static_cast<void>(index.remove({&key, 1}, key_bytes_, each.what.group));
-    }
+    const bool bad = each.result.outcome == DiskOutcome::bad_data_sum;
+    if (bad) corrupt(each.what.group, bytes_of(each.what.key));
     const std::lock_guard lock(mutex_);
     if (ok && removed) erasures_.push_back({place, each.result.generation});
     --stats_.writing;
     if (ok) {
       ++stats_.written;
-    } else if (corrupt) {
+    } else if (bad) {
       ++stats_.corrupt;
     } else if (each.result.outcome != DiskOutcome::closed) {  // once more, into another slot
       queue_.push_front(each.what);

@@ -28,7 +28,7 @@ namespace kvmem {
 struct DiskFeedStats {
   std::uint64_t written = 0;    // blocks
   std::uint64_t unwritten = 0;  // gone from host memory before they were
-  std::uint64_t corrupt = 0;    // no longer had their checksum: removed, never written
+  std::uint64_t corrupt = 0;    // no longer had their checksum: never written
   std::uint64_t foreign = 0;    // found under another manifest
   std::size_t queued = 0, writing = 0, erasing = 0;
 };
@@ -52,9 +52,11 @@ class DiskFeed {
   // whoever keeps others from feed().
   void enqueue_erasures(const std::vector<Index::Place>& places);
   // Ends what was written and begins what can be. `place`: of a slot of the index in host memory,
-  // and what keeps it there. True when a write ended.
+  // and what keeps it there. `corrupt`: called for what has gone bad there, and was not written.
+  // True when a write ended.
   using Place = std::function<std::pair<const std::byte*, HostBlocks>(GroupIndex, SlotIndex)>;
-  bool feed(Index& index, const Place& place, bool flushing);
+  using Gone = std::function<void(GroupIndex, std::span<const std::byte> key)>;
+  bool feed(Index& index, const Place& place, const Gone& corrupt, bool flushing);
   [[nodiscard]] bool has_notes() const;  // something has ended; any thread
   [[nodiscard]] bool idle() const;       // nothing queued or running; any thread
   // Something runs, or is due; any thread.
@@ -119,7 +121,7 @@ class DiskFeed {
   struct Ended {
     bool any = false, failed = false;
   };
-  Ended end_written(Index& index);
+  Ended end_written(Index& index, const Gone& corrupt);
   enum class Began : std::uint8_t { yes, no, not_now };
   [[nodiscard]] DiskDone when_written(const Written& written, HostBlocks hold);
   Began begin_write(Index& index, const Place& place, const Unwritten& what);

@@ -27,12 +27,13 @@ enum class MissReason : std::uint8_t {
   store_failed,    // or cancelled
   evicted,         // for others, and not on disk
   removed,         // on demand
+  corrupt,         // went bad in host memory, and is not on disk
   disk_failed,     // not read back from disk, or wrong
   other_manifest,  // on disk, under another manifest
 };
 inline constexpr const char* miss_reason_names[] = {
-    "never_stored", "none",    "in_flight", "not_admitted", "thrash",        "no_room",
-    "store_failed", "evicted", "removed",   "disk_failed",  "other_manifest"};
+    "never_stored", "none",    "in_flight", "not_admitted", "thrash",      "no_room",
+    "store_failed", "evicted", "removed",   "corrupt",      "disk_failed", "other_manifest"};
 
 class KeyMemory {
  public:

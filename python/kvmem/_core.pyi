@@ -640,6 +640,7 @@ _MissReason: TypeAlias = Literal[
     "store_failed",
     "evicted",
     "removed",
+    "corrupt",
     "disk_failed",
     "other_manifest",
 ]

@@ -98,8 +98,9 @@ class Miss:
     reason: "never_stored", or so long ago that it is forgotten; "none": it is there; "in_flight",
         being stored; "not_admitted", offered fewer than `admit_after` times; "thrash", refused by
         the budget of its owner; "no_room", all slots were held; "store_failed", or cancelled;
-        "evicted" for others, and not on disk; "removed" on demand; "disk_failed", not read back, or
-        wrong; "other_manifest", on disk under another manifest.
+        "evicted" for others, and not on disk; "removed" on demand; "corrupt", gone bad in host
+        memory, and not on disk; "disk_failed", not read back, or wrong; "other_manifest", on disk
+        under another manifest.
     detail: more, in words, or None; of "disk_failed" how the read ended.
     differences: of "other_manifest", the fields that differ from this cache's manifest. Of
         "never_stored" too, where the disk has, or had, blocks of another manifest, from the one of

@@ -215,6 +215,7 @@ TEST(Cache, WhatHasGoneBadInHostMemoryIsNotWrittenToDisk) {
   EXPECT_EQ(stats.feed->unwritten, 0);
   EXPECT_EQ(stats.disk->degraded, std::nullopt);
   EXPECT_EQ(world.load_all(numbers(0, 4), 10), 2);
+  EXPECT_EQ(world.why_miss(2).why, MissReason::corrupt);
   world.reopen();
   EXPECT_EQ(world.load_all(numbers(0, 4), 10), 2);
   world.store(numbers(0, 4));
@@ -231,6 +232,7 @@ TEST(Cache, WhatCameFromDiskIsVerifiedInHostMemoryToo) {
   damage_in_host_memory(world, 2);
   EXPECT_EQ(world.load_all(numbers(0, 4), 10), 0) << "one restore, of which nothing was submitted";
   EXPECT_EQ(world.load_all(numbers(0, 4), 10), 4) << "the disk has it still";
+  EXPECT_EQ(world.why_miss(2).why, MissReason::none);
 }
 
 TEST(Cache, AFlushSaysSoWhenAllTheDiskHasIsHeld) {
