@@ -401,7 +401,8 @@ def test_each_device_is_opened_and_asked(machine: Path, monkeypatch: pytest.Monk
     assert (first.link, first.node_path) == (Link(1, 5, 8, 16), NodePath(0, (0,), 10))
     assert second.node_path == NodePath(1, (0,), 21)
     assert facts.settings["CUDA_VISIBLE_DEVICES"] == "3,4"
-    assert facts.host == read_host(machine)
+    # What is free changes with whatever else is written there.
+    assert facts.host == replace(read_host(machine), shm_free_bytes=facts.host.shm_free_bytes)
     assert facts.usable
 
 
