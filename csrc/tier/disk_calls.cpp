@@ -63,12 +63,15 @@ DiskCore::Ended DiskCore::execute(const DiskCall& call, HeaderBlock& block) noex
   return ended;
 }
 
-DiskResult DiskCore::read(Volume& volume, const DiskCall& call, HeaderBlock& block) const {
+DiskResult DiskCore::read(Volume& volume, const DiskCall& call, HeaderBlock& block) {
   SlotHeader expected = call.header;
   expected.tier = volume.tier();
-  if (const int error =
-          volume.read(call.slot(), block, call.target, whole_pages(expected.payload_bytes)))
-    return failed(error);
+  {
+    const CallLimit::Pass pass(calls_);
+    const int error =
+        volume.read(call.slot(), block, call.target, whole_pages(expected.payload_bytes));
+    if (error != 0) return failed(error);
+  }
   SlotHeader found;
   const DiskOutcome decoded = decode(block, found);
   if (decoded != DiskOutcome::ok) return {decoded, 0, 0};
@@ -81,7 +84,7 @@ DiskResult DiskCore::read(Volume& volume, const DiskCall& call, HeaderBlock& blo
 
 // One call. The sum comes first: it brings the payload into the processor's caches, from which the
 // write takes it, while the other way round both fetch it from memory.
-DiskResult DiskCore::write(Volume& volume, const DiskCall& call, HeaderBlock& block) const {
+DiskResult DiskCore::write(Volume& volume, const DiskCall& call, HeaderBlock& block) {
   SlotHeader header = call.header;
   header.tier = volume.tier();
   if (call.kind == DiskCall::Kind::write) {
@@ -92,6 +95,7 @@ DiskResult DiskCore::write(Volume& volume, const DiskCall& call, HeaderBlock& bl
   }
   encode(header, block);
   const SlotIndex slot = call.slot();
+  const CallLimit::Pass pass(calls_);
   int error = volume.write(slot, block, call.source, whole_pages(header.payload_bytes));
   if (error == 0 && options_.sync == DiskSync::each_write) error = volume.sync(slot);
   return error == 0 ? DiskResult{} : failed(error);

@@ -26,7 +26,9 @@ bool is_of_the_volume(int error) {
 }  // namespace
 
 DiskCore::DiskCore(const DiskOptions& options)
-    : options_(options), geometry_(DiskGeometry::of(options)) {
+    : options_(options),
+      geometry_(DiskGeometry::of(options)),
+      calls_(options.workers > 0 ? static_cast<std::size_t>(options.workers) : SIZE_MAX) {
   const auto begin = DiskClock::now();
   volume_ = Volume::open(options_, geometry_);
   slots_.resize(geometry_.slots);
@@ -48,7 +50,8 @@ DiskCore::DiskCore(const DiskOptions& options)
 
 void DiskCore::start() {
   const std::lock_guard lock(mutex_);
-  const auto count = static_cast<std::size_t>(options_.workers);
+  // While some sum a block, which takes a tenth of the time of the calls, others are at these.
+  const auto count = static_cast<std::size_t>(options_.workers + options_.workers / 4);
   workers_.resize(count);
   try {
     for (; alive_ < count; ++alive_)

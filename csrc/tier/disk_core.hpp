@@ -31,6 +31,38 @@ struct DiskCall {
   [[nodiscard]] SlotIndex slot() const noexcept { return static_cast<SlotIndex>(header.slot); }
 };
 
+// So many calls of the system at a time, though there are more workers.
+class CallLimit {
+ public:
+  explicit CallLimit(std::size_t most) : free_(most) {}
+
+  class Pass {
+   public:
+    explicit Pass(CallLimit& limit) : limit_(limit) {
+      std::unique_lock lock(limit_.mutex_);
+      limit_.freed_.wait(lock, [this] { return limit_.free_ > 0; });
+      --limit_.free_;
+    }
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+    ~Pass() {
+      {
+        const std::lock_guard lock(limit_.mutex_);
+        ++limit_.free_;
+      }
+      limit_.freed_.notify_one();
+    }
+
+   private:
+    CallLimit& limit_;
+  };
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  std::size_t free_;
+};
+
 class DiskCore : public std::enable_shared_from_this<DiskCore> {
  public:
   explicit DiskCore(const DiskOptions& options);
@@ -73,8 +105,8 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   void work_now();  // where there are no workers: what is queued, by the calling thread
   [[nodiscard]] bool next(std::size_t number, DiskCall& call);
   [[nodiscard]] Ended execute(const DiskCall& call, HeaderBlock& block) noexcept;
-  [[nodiscard]] DiskResult read(Volume& volume, const DiskCall& call, HeaderBlock& block) const;
-  [[nodiscard]] DiskResult write(Volume& volume, const DiskCall& call, HeaderBlock& block) const;
+  [[nodiscard]] DiskResult read(Volume& volume, const DiskCall& call, HeaderBlock& block);
+  [[nodiscard]] DiskResult write(Volume& volume, const DiskCall& call, HeaderBlock& block);
   [[nodiscard]] std::shared_ptr<Volume> volume() const;
   [[nodiscard]] std::shared_ptr<Volume> remake(const Volume& former);
 
@@ -92,6 +124,7 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
 
   const DiskOptions options_;
   const DiskGeometry geometry_;
+  CallLimit calls_;
   std::shared_ptr<DiskCore> self_;  // until all workers have ended
   mutable std::mutex mutex_;        // over what follows
   std::condition_variable work_, quiet_;

@@ -57,7 +57,7 @@ struct DiskOptions {
   std::size_t capacity_bytes = 0;  // on disk, headers included
   std::size_t key_bytes = 16;
   Digest16 manifest{};
-  // Calls at a time. More than a device needs, since some sum a block while others read or write;
+  // Calls of the system at a time; there are a quarter more threads, which sum a block meanwhile.
   // 0: a call is done, its completion called, within try_*().
   int workers = 8;
   std::size_t max_queued = 64;  // reads, and as many writes, that no worker has begun

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <random>
 #include <set>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 
@@ -366,6 +367,35 @@ TEST(DiskSlotsRecovery, OfManySmallSlotsFindsEachOfThem) {
   const std::vector<FoundSlot> found = world.open().take_found();
   ASSERT_EQ(found.size(), 3000 / 7 + 1);
   for (const FoundSlot& one : found) EXPECT_EQ(one.key, key_of(one.slot));
+}
+
+// It has more threads than that, for the sums.
+TEST(DiskSlots, MakesNoMoreCallsAtATimeThanItWasAllowed) {
+  World world;
+  world.options.workers = 4;
+  DiskSlots& tier = world.open();
+  std::atomic<int> inside{0}, most{0};
+  world.files->set_plan([&](const MemoryFiles::Call& call) -> std::optional<std::int64_t> {
+    if (std::string(call.what) != "write") return std::nullopt;
+    const int now = ++inside;
+    for (int before = most; before < now && !most.compare_exchange_weak(before, now);) {
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    --inside;
+    return std::nullopt;
+  });
+  Ended ended;
+  for (SlotIndex slot = 0; slot < tier.capacity(); ++slot) {
+    const DiskKey key = key_of(slot);
+    ASSERT_EQ(
+        tier.try_write(slot, record_of(key, World::payload), world.buffer.data(), ended.done()),
+        DiskSubmit::accepted);
+  }
+  for (const DiskResult& each : ended.wait_for(tier.capacity()))
+    EXPECT_EQ(each.outcome, DiskOutcome::ok);
+  world.files->set_plan(nullptr);
+  EXPECT_LE(most, 4);
+  EXPECT_GT(most, 1);
 }
 
 TEST(DiskSlots, WhatNoLongerHasItsSumIsNotWritten) {
