@@ -41,7 +41,20 @@ std::uint64_t whole_pages(std::uint64_t bytes) { return round_up(bytes, disk_pag
 
 }  // namespace
 
-DiskCore::Ended DiskCore::execute(const DiskCall& call, HeaderBlock& block) noexcept {
+DiskResult DiskCore::sum(DiskCall& call) noexcept {
+  const std::uint64_t bytes = call.header.payload_bytes;
+  if (call.reads()) {
+    const std::uint32_t found = crc32c(0, call.target, bytes);
+    const bool right = data_sum(call.header, found) == call.header.data_sum;
+    return {right ? DiskOutcome::ok : DiskOutcome::bad_data_sum, 0, 0, found};
+  }
+  const std::uint32_t found = crc32c(0, call.source, bytes);
+  if (found != call.source_sum.value_or(found)) return {DiskOutcome::bad_data_sum, 0, 0};
+  call.source_sum = found;
+  return {};
+}
+
+DiskCore::Ended DiskCore::move(DiskCall& call, HeaderBlock& block) noexcept {
   Ended ended;
   try {
     std::shared_ptr<Volume> here = volume();
@@ -59,43 +72,36 @@ DiskCore::Ended DiskCore::execute(const DiskCall& call, HeaderBlock& block) noex
     ended.result = failed(ENOENT);
     ended.trouble = error.what();
   }
-  ended.result.generation = call.header.generation;
   return ended;
 }
 
-DiskResult DiskCore::read(Volume& volume, const DiskCall& call, HeaderBlock& block) {
+DiskResult DiskCore::read(Volume& volume, DiskCall& call, HeaderBlock& block) {
   SlotHeader expected = call.header;
   expected.tier = volume.tier();
-  {
-    const CallLimit::Pass pass(calls_);
-    const int error =
-        volume.read(call.slot(), block, call.target, whole_pages(expected.payload_bytes));
-    if (error != 0) return failed(error);
-  }
+  const std::uint64_t bytes = whole_pages(expected.payload_bytes);
+  if (const int error = volume.read(call.slot(), block, call.target, bytes)) return failed(error);
   SlotHeader found;
   const DiskOutcome decoded = decode(block, found);
   if (decoded != DiskOutcome::ok) return {decoded, 0, 0};
   const DiskOutcome compared = compare(found, expected);
   if (compared != DiskOutcome::ok) return {compared, 0, 0};
-  const std::uint32_t sum = crc32c(0, call.target, found.payload_bytes);
-  const bool right = data_sum(found, sum) == found.data_sum;
-  return {right ? DiskOutcome::ok : DiskOutcome::bad_data_sum, 0, 0, sum};
+  call.header = found;
+  return call.is_large() ? DiskResult{} : sum(call);
 }
 
-// One call. The sum comes first: it brings the payload into the processor's caches, from which the
-// write takes it, while the other way round both fetch it from memory.
-DiskResult DiskCore::write(Volume& volume, const DiskCall& call, HeaderBlock& block) {
+DiskResult DiskCore::write(Volume& volume, DiskCall& call, HeaderBlock& block) {
   SlotHeader header = call.header;
   header.tier = volume.tier();
   if (call.kind == DiskCall::Kind::write) {
-    const std::uint32_t sum = crc32c(0, call.source, header.payload_bytes);
-    if (sum != call.source_sum.value_or(sum)) return {DiskOutcome::bad_data_sum, 0, 0};
+    if (!call.is_large()) {
+      const DiskResult summed = sum(call);
+      if (summed.outcome != DiskOutcome::ok) return summed;
+    }
     header.state = SlotHeader::State::written;
-    header.data_sum = data_sum(header, sum);
+    header.data_sum = data_sum(header, call.source_sum.value());
   }
   encode(header, block);
   const SlotIndex slot = call.slot();
-  const CallLimit::Pass pass(calls_);
   int error = volume.write(slot, block, call.source, whole_pages(header.payload_bytes));
   if (error == 0 && options_.sync == DiskSync::each_write) error = volume.sync(slot);
   return error == 0 ? DiskResult{} : failed(error);

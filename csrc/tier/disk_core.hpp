@@ -3,7 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,48 +19,30 @@ using DiskClock = std::chrono::steady_clock;
 struct DiskCall {
   enum class Kind : std::uint8_t { read, write, erase };
   Kind kind = Kind::read;
-  SlotHeader header;  // to be written, or expected
+  SlotHeader header;  // to be written; or expected, and once moved found
   const std::byte* source = nullptr;
-  std::optional<std::uint32_t> source_sum;
+  std::optional<std::uint32_t> source_sum;  // once summed: what it is
   std::byte* target = nullptr;
   DiskDone done;
   bool probe = false;  // a degraded tier's attempt
   DiskClock::time_point queued;
 
   [[nodiscard]] bool reads() const noexcept { return kind == Kind::read; }
+  [[nodiscard]] bool is_large() const noexcept { return header.payload_bytes >= 256 << 10; }
   [[nodiscard]] SlotIndex slot() const noexcept { return static_cast<SlotIndex>(header.slot); }
 };
 
-// So many calls of the system at a time, though there are more workers.
-class CallLimit {
- public:
-  explicit CallLimit(std::size_t most) : free_(most) {}
+// Passed from list to list without needing memory.
+using DiskCalls = std::list<DiskCall>;
 
-  class Pass {
-   public:
-    explicit Pass(CallLimit& limit) : limit_(limit) {
-      std::unique_lock lock(limit_.mutex_);
-      limit_.freed_.wait(lock, [this] { return limit_.free_ > 0; });
-      --limit_.free_;
-    }
-    Pass(const Pass&) = delete;
-    Pass& operator=(const Pass&) = delete;
-    ~Pass() {
-      {
-        const std::lock_guard lock(limit_.mutex_);
-        ++limit_.free_;
-      }
-      limit_.freed_.notify_one();
-    }
-
-   private:
-    CallLimit& limit_;
-  };
-
- private:
-  std::mutex mutex_;
-  std::condition_variable freed_;
-  std::size_t free_;
+// A large write is summed and then moved to the disk, a large read moved and then summed, each step
+// by whichever worker is free: one whose move has ended begins the next at once, so that no move
+// waits for a worker to wake. What is small is summed by the worker that moves it, which takes less
+// time than to wake another.
+struct DiskStep {
+  enum class Kind : std::uint8_t { move, sum };
+  Kind kind = Kind::move;
+  DiskCalls one;
 };
 
 class DiskCore : public std::enable_shared_from_this<DiskCore> {
@@ -103,35 +85,43 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
 
   void work(std::size_t number);
   void work_now();  // where there are no workers: what is queued, by the calling thread
-  [[nodiscard]] bool next(std::size_t number, DiskCall& call);
-  [[nodiscard]] Ended execute(const DiskCall& call, HeaderBlock& block) noexcept;
-  [[nodiscard]] DiskResult read(Volume& volume, const DiskCall& call, HeaderBlock& block);
-  [[nodiscard]] DiskResult write(Volume& volume, const DiskCall& call, HeaderBlock& block);
+  [[nodiscard]] bool next(std::size_t number, DiskStep& step);
+  void take(DiskStep& step, HeaderBlock& block) noexcept;
+  [[nodiscard]] static DiskResult sum(DiskCall& call) noexcept;
+  [[nodiscard]] Ended move(DiskCall& call, HeaderBlock& block) noexcept;
+  [[nodiscard]] DiskResult read(Volume& volume, DiskCall& call, HeaderBlock& block);
+  [[nodiscard]] DiskResult write(Volume& volume, DiskCall& call, HeaderBlock& block);
   [[nodiscard]] std::shared_ptr<Volume> volume() const;
   [[nodiscard]] std::shared_ptr<Volume> remake(const Volume& former);
 
   // With the lock held.
   [[nodiscard]] DiskSubmit admit(DiskCall& call);
+  [[nodiscard]] DiskCalls* ready(DiskStep::Kind& kind);
+  [[nodiscard]] bool is_more_ready();
+  [[nodiscard]] bool begin(DiskStep& step);
   void settle(const DiskCall& call, Ended& ended) noexcept;
   void settle_read(const DiskResult& result, SlotUse& use) noexcept;
   void settle_write(const DiskCall& call, Ended& ended) noexcept;
   void degrade(Trouble trouble) noexcept;
   [[nodiscard]] bool is_stalled() const;
+  [[nodiscard]] std::size_t queued() const;
   [[nodiscard]] std::size_t running() const;
 
   // Without it.
-  void finish(DiskCall& call, Ended ended) noexcept;  // settles, and tells the caller
+  void finish(DiskCall& call, Ended ended) noexcept;  // settles, and tells
+  static void tell(DiskCall& call, DiskResult result) noexcept;
 
   const DiskOptions options_;
   const DiskGeometry geometry_;
-  CallLimit calls_;
   std::shared_ptr<DiskCore> self_;  // until all workers have ended
   mutable std::mutex mutex_;        // over what follows
   std::condition_variable work_, quiet_;
   std::shared_ptr<Volume> volume_;
   std::vector<FoundSlot> found_;
   std::vector<SlotUse> slots_;
-  std::deque<DiskCall> reads_, writes_;
+  DiskCalls reads_, writes_;         // to be moved
+  DiskCalls unverified_, unsummed_;  // reads and writes, to be summed
+  std::size_t moving_ = 0;
   std::vector<Worker> workers_;
   std::size_t alive_ = 0;
   bool closed_ = false;

@@ -57,10 +57,10 @@ struct DiskOptions {
   std::size_t capacity_bytes = 0;  // on disk, headers included
   std::size_t key_bytes = 16;
   Digest16 manifest{};
-  // Calls of the system at a time; there are a quarter more threads, which sum a block meanwhile.
+  // Calls of the system at a time; there are a quarter more threads (at least one), for the sums.
   // 0: a call is done, its completion called, within try_*().
   int workers = 8;
-  std::size_t max_queued = 64;  // reads, and as many writes, that no worker has begun
+  std::size_t max_queued = 64;  // reads, and as many writes, whose turn at the disk has not come
   DiskSync sync = DiskSync::never;
   bool direct = true;  // past the page cache, where the file system lets us
   bool keep = true;    // false: begin empty

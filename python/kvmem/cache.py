@@ -37,14 +37,14 @@ class Disk:
     """A folder of slots behind the host memory of a cache. docs/DISK_FORMAT.md.
 
     path: a folder of its own, made if missing; one process has it at a time.
-    capacity_bytes: reserved there when the cache is made; each block takes a page of 4 KiB more.
+    capacity_bytes: reserved there when the cache is made; each block takes two pages of 4 KiB more.
         The groups share the slots in proportion to those that they have in host memory.
     write: "through" writes each block as soon as it can be found; "back" the oldest, once less than
         the share `write_back_free` of a group's host slots is free of blocks that are not written.
     landing_blocks: host slots of each group, set aside for what comes from disk.
     max_writes: host blocks held for the disk at once.
-    max_queued: reads, and as many writes, that no worker has begun.
-    workers: reads and writes at a time. There are a quarter more threads, which verify meanwhile.
+    max_queued: reads, and as many writes, whose turn at the disk has not come.
+    workers: reads and writes at a time. There are a quarter more threads, for the checksums.
     sync: when what is written is made to survive a power cut: "never" by us, "on_close", or
         "each_write". What is read is right in any case.
     direct: past the page cache where the file system lets us.

@@ -1,7 +1,7 @@
 // A cache and its disk: what goes there and comes back, and what the disk may do meanwhile.
-#include <condition_variable>
 
 #include "cache/cache_world.hpp"
+#include "tier/file_gate.hpp"
 
 namespace kvmem {
 namespace {
@@ -9,42 +9,12 @@ namespace {
 using test::CacheWorld;
 using test::CacheWorldOptions;
 using test::comes_true;
+using test::FileGate;
 using test::Keys;
 using test::MemoryFiles;
 using test::numbers;
 
 constexpr const char* slot_file = "/cache/slots-0000.kv";
-
-// Holds every call of a kind on a slot file back until it is opened.
-class DiskGate {
- public:
-  [[nodiscard]] MemoryFiles::Plan plan(std::string what) {
-    return [this, what](const MemoryFiles::Call& call) -> std::optional<std::int64_t> {
-      if (call.what != what || !call.path.ends_with(".kv")) return std::nullopt;
-      std::unique_lock lock(mutex_);
-      ++inside_;
-      opened_.wait(lock, [&] { return open_; });
-      return std::nullopt;
-    };
-  }
-  [[nodiscard]] bool holds(int calls) {
-    return comes_true([&] {
-      const std::lock_guard lock(mutex_);
-      return inside_ >= calls;
-    });
-  }
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    opened_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = false;
-  int inside_ = 0;
-};
 
 // The next so many calls of a kind fail.
 MemoryFiles::Plan failing(std::string what, int error, int times) {
@@ -335,11 +305,11 @@ TEST(Cache, TwoMayLoadOneKeyFromDiskAtOnce) {
   world.store({0});
   world.to_disk({0});
   test::MemoryFiles& files = *world.files;
-  DiskGate gate;
+  FileGate gate;
   files.set_plan(gate.plan("read"));
   CacheHit first = world.reserve({0}, "a"), second = world.reserve({0}, "b");
   const auto one = world.load(first, 10), two = world.load(second, 20);
-  EXPECT_TRUE(gate.holds(2));
+  EXPECT_TRUE(gate.has_seen(2));
   gate.open();
   one->wait(10);
   two->wait(10);
@@ -353,14 +323,14 @@ TEST(Cache, TwoMayLoadOneKeyFromDiskAtOnce) {
 }
 
 TEST(Cache, ACancelledLoadEndsAtOnceAndItsLandingBlocksComeBackWhenTheReadsEnd) {
-  DiskGate gate;
+  FileGate gate;
   CacheWorld world({.disk_slots = 32});
   world.store(numbers(0, 3));
   world.to_disk(numbers(0, 3));
   world.files->set_plan(gate.plan("read"));
   CacheHit hit = world.reserve(numbers(0, 3));
   const auto load = world.load(hit, 10);
-  ASSERT_TRUE(gate.holds(2));
+  ASSERT_TRUE(gate.has_seen(2));
   EXPECT_EQ(load->cancel(), CancelOutcome::draining);
   EXPECT_TRUE(load->done());
   EXPECT_THROW(load->expect_done(), Cancelled);
@@ -375,14 +345,14 @@ TEST(Cache, ACancelledLoadEndsAtOnceAndItsLandingBlocksComeBackWhenTheReadsEnd) 
 
 // Else what was removed because it is wrong by now would be found again.
 TEST(Cache, WhatIsRemovedWhileItIsReadFromDiskIsNotFoundLater) {
-  DiskGate gate;
+  FileGate gate;
   CacheWorld world({.disk_slots = 32});
   world.store(numbers(0, 2));
   world.to_disk(numbers(0, 2));
   world.files->set_plan(gate.plan("read"));
   CacheHit hit = world.reserve(numbers(0, 2));
   const auto load = world.load(hit, 10);
-  ASSERT_TRUE(gate.holds(2));
+  ASSERT_TRUE(gate.has_seen(2));
   EXPECT_EQ(world.cache().clear(), 2);
   world.store({1}, 1);  // anew, and not what is being read
   EXPECT_EQ(world.evict({1}, GroupIndex{0}), 1);
@@ -428,12 +398,12 @@ TEST(Cache, AStreamDoesNotWaitForALoadWhoseBlockIsBad) {
 // ---- the end ----
 
 TEST(Cache, AMountThatDoesNotAnswerIsLeftBehindWithTheBlockThatItReads) {
-  DiskGate gate;
+  FileGate gate;
   CacheWorld world({.disk_slots = 32});
   world.files->set_plan(gate.plan("write"));
   world.store({0});
   static_cast<void>(world.cache().poll());
-  ASSERT_TRUE(gate.holds(1));
+  ASSERT_TRUE(gate.has_seen(1));
   EXPECT_EQ(world.load_all({0}, 10), 1);
   const CacheCloseReport report = world.cache().close(0.01);
   EXPECT_TRUE(report.quiet);

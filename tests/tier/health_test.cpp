@@ -1,12 +1,12 @@
 // Calls that a file system in memory refuses, cuts short or never answers: the tier says so, its
 // workers live, and it is well again when the cause is gone.
-#include <condition_variable>
 #include <cstring>
 
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
 #include "tier/disk_world.hpp"
+#include "tier/file_gate.hpp"
 
 namespace kvmem::test {
 namespace {
@@ -22,37 +22,6 @@ MemoryFiles::Plan refuse(const char* what, int error) {
     return std::nullopt;
   };
 }
-
-// Holds every call of a kind on a slot file back until it is opened.
-class Gate {
- public:
-  [[nodiscard]] MemoryFiles::Plan plan(const char* what) {
-    return [this, what](const Call& call) -> std::optional<std::int64_t> {
-      if (!is(call, what) || !call.path.ends_with(".kv")) return std::nullopt;
-      std::unique_lock lock(mutex_);
-      ++inside_;
-      opened_.wait(lock, [&] { return open_; });
-      return std::nullopt;
-    };
-  }
-  [[nodiscard]] bool holds(int calls) {
-    return comes_true([&] {
-      const std::lock_guard lock(mutex_);
-      return inside_ >= calls;
-    });
-  }
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    opened_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = false;
-  int inside_ = 0;
-};
 
 struct HealthTest : testing::Test {
   World world;
@@ -104,7 +73,7 @@ TEST_F(HealthTest, OneAttemptAtATimeIsMadeWhileDegraded) {
   world.open();
   world.files->set_plan(refuse("write", EIO));
   EXPECT_EQ(world.put(0).outcome, DiskOutcome::io_error);
-  Gate gate;
+  FileGate gate;
   world.files->set_plan(gate.plan("write"));
   Ended ended;
   ASSERT_EQ(try_put(1, ended.done()), DiskSubmit::accepted);
@@ -265,11 +234,11 @@ TEST_F(HealthTest, AStalledMountHoldsUpNobody) {
   DiskSlots& tier = world.open();
   const std::uint64_t generation = world.put(1).generation;
   ASSERT_TRUE(comes_true([&] { return tier.stats().running == 0; }));
-  Gate gate;
+  FileGate gate;
   world.files->set_plan(gate.plan("read"));
   Ended first, second;
   ASSERT_EQ(try_get(1, generation, first.done()), DiskSubmit::accepted);
-  ASSERT_TRUE(gate.holds(1));
+  ASSERT_TRUE(gate.has_seen(1));
   EXPECT_NE(tier.stats().degraded, std::nullopt);
   EXPECT_EQ(try_get(1, generation, second.done()), DiskSubmit::degraded);
   EXPECT_EQ(tier.close(std::chrono::nanoseconds(0)).running, 1);
@@ -286,10 +255,10 @@ TEST_F(HealthTest, WhatWaitsForTooLongIsTimedOut) {
   for (DiskSubmit answer = DiskSubmit::degraded; answer != DiskSubmit::accepted;) {
     world.files->set_plan(nullptr);
     world.open();
-    Gate gate;
+    FileGate gate;
     world.files->set_plan(gate.plan("write"));
     ASSERT_EQ(try_put(1), DiskSubmit::accepted);
-    EXPECT_TRUE(gate.holds(1));
+    EXPECT_TRUE(gate.has_seen(1));
     answer = try_put(2, waiting.done());
     EXPECT_TRUE(answer != DiskSubmit::accepted ||
                 comes_true([&] { return world.tier->expire() == 1; }));
@@ -305,14 +274,14 @@ TEST_F(HealthTest, WhatWaitsForTooLongIsTimedOut) {
 TEST_F(HealthTest, ADestroyedTierWithAStalledCallLetsGoWhenItEnds) {
   world.options.close_within = std::chrono::nanoseconds(0);
   world.open();
-  const auto gate = std::make_shared<Gate>();
+  const auto gate = std::make_shared<FileGate>();
   world.files->set_plan(gate->plan("write"));
   const auto lent = std::make_shared<Buffer>(World::payload);
   const std::weak_ptr<Buffer> seen = lent;
   ASSERT_EQ(world.tier->try_write(3, record_of(key_of(3), World::payload), lent->data(),
                                   [lent](const DiskResult&) {}),
             DiskSubmit::accepted);
-  ASSERT_TRUE(gate->holds(1));
+  ASSERT_TRUE(gate->has_seen(1));
   world.tier.reset();
   EXPECT_THROW(DiskSlots{world.options}, InvalidArgument);  // the folder is still its own
   gate->open();
@@ -329,11 +298,11 @@ TEST_F(HealthTest, ADestroyedTierWithAStalledCallLetsGoWhenItEnds) {
 
 TEST_F(HealthTest, ClosingTellsWhatWaitsAndRefusesWhatComes) {
   DiskSlots& tier = world.open();
-  Gate gate;
+  FileGate gate;
   world.files->set_plan(gate.plan("write"));
   Ended running, waiting;
   ASSERT_EQ(try_put(0, running.done()), DiskSubmit::accepted);
-  ASSERT_TRUE(gate.holds(1));
+  ASSERT_TRUE(gate.has_seen(1));
   for (SlotIndex slot = 1; slot < 4; ++slot)
     ASSERT_EQ(try_put(slot, waiting.done()), DiskSubmit::accepted);
   const DiskCloseReport report = tier.close(std::chrono::nanoseconds(0));
@@ -353,7 +322,7 @@ TEST_F(HealthTest, TheQueueIsBoundedAndReadsGoFirst) {
   world.options.max_queued = 2;
   DiskSlots& tier = world.open();
   const std::uint64_t generation = world.put(9).generation;
-  Gate gate;
+  FileGate gate;
   world.files->set_plan(gate.plan("write"));
   std::mutex mutex;
   std::string order;
@@ -364,7 +333,7 @@ TEST_F(HealthTest, TheQueueIsBoundedAndReadsGoFirst) {
     };
   };
   ASSERT_EQ(try_put(0, note('a')), DiskSubmit::accepted);
-  ASSERT_TRUE(gate.holds(1));
+  ASSERT_TRUE(gate.has_seen(1));
   EXPECT_EQ(try_put(1, note('b')), DiskSubmit::accepted);
   EXPECT_EQ(try_put(2, note('c')), DiskSubmit::accepted);
   EXPECT_EQ(try_put(3), DiskSubmit::full);
@@ -385,7 +354,7 @@ TEST_F(HealthTest, TheQueueIsBoundedAndReadsGoFirst) {
 TEST_F(HealthTest, ASlotIsNotReadWhileItIsWrittenNorWrittenWhileItIsRead) {
   world.options.workers = 2;
   DiskSlots& tier = world.open();
-  Gate writes;
+  FileGate writes;
   world.files->set_plan(writes.plan("write"));
   Ended ended;
   ASSERT_EQ(try_put(1, ended.done()), DiskSubmit::accepted);
@@ -394,7 +363,7 @@ TEST_F(HealthTest, ASlotIsNotReadWhileItIsWrittenNorWrittenWhileItIsRead) {
   EXPECT_EQ(tier.try_erase(1, nullptr), DiskSubmit::busy);
   writes.open();
   const std::uint64_t generation = ended.wait_for(1)[0].generation;
-  Gate reads;
+  FileGate reads;
   world.files->set_plan(reads.plan("read"));
   Ended read;
   Buffer other(World::payload);  // both run at once, and each verifies what it read
