@@ -9,6 +9,8 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 namespace kvmem {
@@ -117,6 +119,20 @@ class Kernel final : public FileSystem {
     struct statvfs facts{};
     if (statvfs(path.c_str(), &facts) != 0) return 0;
     return static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
+  }
+
+  std::string mount_point(const std::string& path) override {
+    constexpr std::uint64_t mount_root = 0x2000;  // STATX_ATTR_MOUNT_ROOT, since Linux 5.8
+    std::error_code ignored;
+    std::filesystem::path place =
+        std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+    for (; place.has_relative_path(); place = place.parent_path()) {
+      struct statx facts{};
+      if (statx(AT_FDCWD, place.c_str(), 0, 0, &facts) == 0 &&
+          (facts.stx_attributes & mount_root) != 0)
+        break;
+    }
+    return place.empty() ? "/" : place.string();
   }
 };
 

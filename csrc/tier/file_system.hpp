@@ -53,6 +53,9 @@ class FileSystem {
   [[nodiscard]] virtual int remove(const std::string& path) = 0;
   [[nodiscard]] virtual int sync_folder(const std::string& path) = 0;
   [[nodiscard]] virtual std::uint64_t free_bytes(const std::string& path) = 0;
+  // Where the file system that has the path, or would have it, is mounted; "/" if that is not
+  // known.
+  [[nodiscard]] virtual std::string mount_point(const std::string& path) = 0;
 };
 
 [[nodiscard]] std::shared_ptr<FileSystem> kernel_files();

@@ -114,11 +114,15 @@ DiskGeometry DiskGeometry::of(const DiskOptions& options) {
 Volume::Volume(const DiskOptions& options, const DiskGeometry& geometry)
     : geometry_(geometry),
       folder_(options.path),
-      system_(options.files ? options.files : kernel_files()) {}
+      system_(options.files ? options.files : kernel_files()),
+      mount_point_(system_->mount_point(folder_)) {}
 
 std::shared_ptr<Volume> Volume::open(const DiskOptions& options, const DiskGeometry& geometry,
                                      const Volume* former) {
   const std::shared_ptr<Volume> made(new Volume(options, geometry));
+  // Below a mount that is gone lies another file system, which is not ours to fill.
+  if (former != nullptr && made->mount_point_.size() < former->mount_point_.size())
+    throw Error(text("disk tier: nothing is mounted at ", former->mount_point_, " any more"));
   const std::vector<std::string> names = made->enter_folder();
   made->take_lock(former);
   std::string why = made->read_superblock(names);

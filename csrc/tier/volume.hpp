@@ -81,6 +81,7 @@ class Volume {
   const DiskGeometry geometry_;
   const std::string folder_;
   const std::shared_ptr<FileSystem> system_;
+  const std::string mount_point_;
   std::uint64_t tier_ = 0;
   std::string why_empty_;
   std::shared_ptr<DiskFile> lock_;

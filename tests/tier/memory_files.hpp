@@ -119,6 +119,7 @@ class MemoryFiles final : public FileSystem, public std::enable_shared_from_this
     return files_.erase(path) == 1 ? 0 : ENOENT;
   }
   int sync_folder(const std::string&) override { return 0; }
+  std::string mount_point(const std::string&) override { return "/"; }
   std::uint64_t free_bytes(const std::string&) override {
     const std::lock_guard lock(mutex_);
     std::uint64_t used = 0;

@@ -64,6 +64,27 @@ TEST_F(MountTest, ASmallFileSystemIsSaidToBeTooSmall) {
            });
 }
 
+// The folder of the mount is still there, on a file system that is not the tier's to fill.
+TEST_F(MountTest, AFileSystemThatIsGoneDegradesUntilItIsThereAgain) {
+  in_child([&] { return mount_small(); },
+           [&] {
+             world.options.capacity_bytes = 500 << 10;
+             DiskSlots& tier = world.open();
+             ASSERT_EQ(world.put(0).outcome, DiskOutcome::ok);
+             ASSERT_EQ(umount2(place.c_str(), MNT_DETACH), 0);
+             for (int attempt = 0; attempt < 3; ++attempt)
+               EXPECT_EQ(world.put(1).outcome, DiskOutcome::io_error);
+             EXPECT_EQ(tier.stats().degraded,
+                       text("disk tier: nothing is mounted at ", place, " any more"));
+             EXPECT_FALSE(std::filesystem::exists(world.options.path));
+             ASSERT_TRUE(mount_small());
+             const DiskResult put = world.put(1);
+             EXPECT_EQ(put.outcome, DiskOutcome::ok);
+             EXPECT_EQ(tier.stats().degraded, std::nullopt);
+             EXPECT_EQ(world.get(1, put.generation).outcome, DiskOutcome::ok);
+           });
+}
+
 TEST_F(MountTest, AFileSystemThatIsReadOnlyIsRefusedAndOneWithAnOpenTierStaysWritable) {
   in_child([&] { return mount_small(); },
            [&] {
