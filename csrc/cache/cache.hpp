@@ -227,6 +227,7 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   void submit_part(CacheJob& job, CachePart& part);
   // Where a slot of the index is in host memory, and a holder of it.
   [[nodiscard]] std::pair<const std::byte*, HostBlocks> place(GroupIndex group, SlotIndex slot);
+  void cut_part(CacheJob& job, std::size_t number, std::size_t length, std::exception_ptr error);
   void end_part(CacheJob& job, CachePart& part, bool ok, std::exception_ptr error);
   void promote(CacheJob& job, const CachePart& part);
   void end_job(const std::shared_ptr<CacheJob>& job) noexcept;

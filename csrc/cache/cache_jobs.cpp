@@ -92,10 +92,11 @@ bool Cache::move_job(CacheJob& job) {
     ++job.first_open;
   std::array<bool, most_groups> full{};  // a group whose landing blocks are all in use
   for (std::size_t i = job.first_open; i < job.parts.size(); ++i) {
-    CachePart& part = job.parts[i];
-    if (part.state == CachePart::State::to_read && full[part.group]) continue;
+    const GroupIndex group = job.parts[i].group;
+    const auto is_to_read = [&] { return job.parts[i].state == CachePart::State::to_read; };
+    if (is_to_read() && full[group]) continue;
     move_part(job, i);
-    full[part.group] = full[part.group] || part.state == CachePart::State::to_read;
+    full[group] = full[group] || is_to_read();
   }
   return std::all_of(job.parts.begin() + static_cast<std::ptrdiff_t>(job.first_open),
                      job.parts.end(),
@@ -162,10 +163,34 @@ void Cache::move_part(CacheJob& job, std::size_t number) {
   } catch (const Corrupt& corrupt) {
     forget_corrupt(part.group, job.key_span(part.positions[corrupt.block]));
     error = std::current_exception();
+    if (corrupt.block > 0 && !job.told_cancelled) {
+      cut_part(job, number, corrupt.block, error);
+      submit_part(job, job.parts[number]);
+      return;
+    }
   } catch (...) {
     error = std::current_exception();
   }
   end_part(job, part, error == nullptr, error);
+}
+
+// Nothing of a restore with a corrupt block was copied. What lies before that block goes again.
+void Cache::cut_part(CacheJob& job, std::size_t number, std::size_t length,
+                     std::exception_ptr error) {
+  CachePart rest = job.parts[number];
+  const auto first = static_cast<std::ptrdiff_t>(length);
+  rest.positions.erase(rest.positions.begin(), rest.positions.begin() + first);
+  rest.slots.erase(rest.slots.begin(), rest.slots.begin() + first);
+  rest.state = CachePart::State::ended;
+  const std::lock_guard lock(job.mutex);
+  job.parts.push_back(std::move(rest));
+  CachePart& part = job.parts[number];
+  part.positions.resize(length);
+  part.slots.resize(length);
+  part.transfer = nullptr;
+  part.state = CachePart::State::to_submit;
+  part.cut = true;
+  if (!job.error) job.error = std::move(error);
 }
 
 // Not to be found again in host memory; the disk may have it still.
@@ -184,7 +209,7 @@ void Cache::submit_part(CacheJob& job, CachePart& part) {
     TransferRequest request;
     request.after = job.after;
     request.priority = job.priority;
-    request.claim = job.claims[part.group];
+    if (!part.cut) request.claim = job.claims[part.group];
     for (const std::uint32_t position : part.positions)
       request.blocks.push_back(job.blocks[part.group][position]);
     Admission admission = manager.admit(kind, request, false);
