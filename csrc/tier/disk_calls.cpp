@@ -37,6 +37,13 @@ DiskOutcome compare(const SlotHeader& found, const SlotHeader& expected) {
   return DiskOutcome::ok;
 }
 
+void say(const std::exception& error, std::string& words) noexcept {
+  try {
+    words = error.what();
+  } catch (const std::bad_alloc&) {  // the error's number is said
+  }
+}
+
 std::uint64_t whole_pages(std::uint64_t bytes) { return round_up(bytes, disk_page_bytes); }
 
 }  // namespace
@@ -70,7 +77,7 @@ DiskCore::Ended DiskCore::move(DiskCall& call, HeaderBlock& block) noexcept {
     ended.result = failed(ENOMEM);
   } catch (const std::exception& error) {  // of remaking
     ended.result = failed(ENOENT);
-    ended.trouble = error.what();
+    say(error, ended.trouble);
   }
   return ended;
 }
@@ -86,14 +93,14 @@ DiskResult DiskCore::read(Volume& volume, DiskCall& call, HeaderBlock& block) {
   const DiskOutcome compared = compare(found, expected);
   if (compared != DiskOutcome::ok) return {compared, 0, 0};
   call.header = found;
-  return call.is_large() ? DiskResult{} : sum(call);
+  return is_summed_apart(call) ? DiskResult{} : sum(call);
 }
 
 DiskResult DiskCore::write(Volume& volume, DiskCall& call, HeaderBlock& block) {
   SlotHeader header = call.header;
   header.tier = volume.tier();
   if (call.kind == DiskCall::Kind::write) {
-    if (!call.is_large()) {
+    if (!is_summed_apart(call)) {
       const DiskResult summed = sum(call);
       if (summed.outcome != DiskOutcome::ok) return summed;
     }

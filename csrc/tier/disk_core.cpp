@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "base/check.hpp"
@@ -55,7 +54,7 @@ void DiskCore::start() {
     for (; alive_ < count; ++alive_)
       workers_[alive_].thread =
           std::thread([core = shared_from_this(), n = alive_] { core->work(n); });
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // of the system, or no memory
     if (alive_ == 0) throw Error(text("disk tier: cannot start a worker: ", error.what()));
   }
   self_ = shared_from_this();
@@ -75,6 +74,7 @@ std::shared_ptr<Volume> DiskCore::volume() const {
 // ------------------------------------------------------------------------------------
 
 DiskSubmit DiskCore::submit(DiskCall& call) {
+  DiskCalls now;
   bool more = false;
   {
     const std::lock_guard lock(mutex_);
@@ -85,7 +85,10 @@ DiskSubmit DiskCore::submit(DiskCall& call) {
     }
     call.queued = DiskClock::now();
     if (!call.reads()) call.header.generation = generation_ + 1;
-    DiskCalls& queue = call.reads() ? reads_ : call.is_large() ? unsummed_ : writes_;
+    DiskCalls& queue = options_.workers == 0   ? now
+                       : call.reads()          ? reads_
+                       : is_summed_apart(call) ? unsummed_
+                                               : writes_;
     queue.push_back(std::move(call));  // may throw; nothing has changed by then
     const DiskCall& taken = queue.back();
     SlotUse& use = slots_[taken.slot()];
@@ -96,25 +99,24 @@ DiskSubmit DiskCore::submit(DiskCall& call) {
       ++generation_;
       probing_ |= taken.probe;
     }
-    stats_.peak_queued = std::max(stats_.peak_queued, queued());
+    stats_.peak_queued = std::max(stats_.peak_queued, reads_.size() + writes_waiting());
     more = is_more_ready();
+    callers_ += now.size();
   }
-  if (options_.workers == 0)
-    work_now();
-  else if (more)
-    work_.notify_one();
+  if (!now.empty()) work_now(now);
+  if (more) work_.notify_one();
   return DiskSubmit::accepted;
 }
 
-void DiskCore::work_now() {
+// By the calling thread.
+void DiskCore::work_now(DiskCalls& one) {
   HeaderBlock block;
-  for (DiskStep step;;) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!begin(step)) return;  // another thread may have done it
-    }
-    take(step, block);
-  }
+  DiskCall& call = one.front();
+  Ended ended = move(call, block);
+  finish(call, std::move(ended));
+  const std::lock_guard lock(mutex_);
+  --callers_;
+  quiet_.notify_all();
 }
 
 DiskSubmit DiskCore::admit(DiskCall& call) {
@@ -123,7 +125,7 @@ DiskSubmit DiskCore::admit(DiskCall& call) {
   if (use.retired) return DiskSubmit::retired;
   if (use.writing || (!call.reads() && use.readers > 0)) return DiskSubmit::busy;
   if (use.readers == UINT16_MAX) return DiskSubmit::full;
-  const std::size_t waiting = call.reads() ? reads_.size() : writes_.size() + unsummed_.size();
+  const std::size_t waiting = call.reads() ? reads_.size() : writes_waiting();
   if (waiting >= options_.max_queued) return DiskSubmit::full;
   if (is_stalled()) return DiskSubmit::degraded;
   if (call.reads() || trouble_.doing == nullptr) return DiskSubmit::accepted;
@@ -142,20 +144,26 @@ bool DiskCore::is_stalled() const {
 std::size_t DiskCore::running() const {
   const auto busy =
       std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.busy; });
-  return static_cast<std::size_t>(busy) + unverified_.size();
+  return static_cast<std::size_t>(busy) + unverified_.size() + callers_;
 }
 
-std::size_t DiskCore::queued() const { return reads_.size() + writes_.size() + unsummed_.size(); }
+// For their turn at the disk.
+std::size_t DiskCore::writes_waiting() const {
+  return writes_.size() + unsummed_.size() + summing_;
+}
 
 std::size_t DiskCore::expire() {
   const auto limit = DiskClock::now() - options_.stall_after;
+  const auto is_late = [&](const DiskCall& call) { return call.queued <= limit; };
   for (std::size_t count = 0;; ++count) {
     DiskCalls one;
     {
       const std::lock_guard lock(mutex_);
       for (DiskCalls* const queue : {&reads_, &writes_, &unsummed_}) {
-        if (!one.empty() || queue->empty() || queue->front().queued > limit) continue;
-        one.splice(one.begin(), *queue, queue->begin());
+        const auto late = std::ranges::find_if(*queue, is_late);
+        if (late == queue->end()) continue;
+        one.splice(one.begin(), *queue, late);
+        break;
       }
     }
     if (one.empty()) return count;
@@ -212,11 +220,10 @@ bool DiskCore::next(std::size_t number, DiskStep& step) {
 // be: by the time that it is written it has left the processor's caches, from which a disk is
 // slower to fetch it than from memory.
 DiskCalls* DiskCore::ready(DiskStep::Kind& kind) {
-  const std::size_t most =
-      options_.workers > 0 ? static_cast<std::size_t>(options_.workers) : SIZE_MAX;
+  const auto most = static_cast<std::size_t>(options_.workers);
   kind = DiskStep::Kind::move;
   const bool others_verify = unverified_.empty() || moving_ + 1 < alive_;
-  if (moving_ < most && unverified_.size() < most && others_verify) {
+  if (moving_ < most && unverified_.size() <= most && others_verify) {
     if (!reads_.empty()) return &reads_;
     if (!writes_.empty()) return &writes_;
   }
@@ -230,6 +237,7 @@ bool DiskCore::begin(DiskStep& step) {
   if (from == nullptr) return false;
   step.one.splice(step.one.begin(), *from, from->begin());
   if (step.kind == DiskStep::Kind::move) ++moving_;
+  if (from == &unsummed_) ++summing_;
   return true;
 }
 
@@ -242,11 +250,16 @@ void DiskCore::take(DiskStep& step, HeaderBlock& block) noexcept {
   DiskCall& call = step.one.front();
   const bool moves = step.kind == DiskStep::Kind::move;
   Ended ended = moves ? move(call, block) : Ended{sum(call), {}};
-  const bool goes_on =
-      ended.result.outcome == DiskOutcome::ok && call.is_large() && call.reads() == moves;
+  bool goes_on =
+      ended.result.outcome == DiskOutcome::ok && is_summed_apart(call) && call.reads() == moves;
   {
     const std::lock_guard lock(mutex_);
     if (moves) --moving_;
+    if (!moves && !call.reads()) --summing_;
+    if (goes_on && !moves && closed_) {  // it waits for its turn like those that close() drops
+      ended.result = {DiskOutcome::closed, 0, 0};
+      goes_on = false;
+    }
     if (goes_on) {
       DiskCalls& next = moves ? unverified_ : writes_;
       next.splice(next.end(), step.one);
@@ -313,8 +326,8 @@ bool DiskCore::is_retired(SlotIndex slot) const {
 DiskStats DiskCore::stats() const {
   const std::lock_guard lock(mutex_);
   DiskStats stats = stats_;
-  stats.queued = queued();
-  stats.running = running();
+  stats.queued = reads_.size() + writes_waiting();
+  stats.running = running() - summing_;
   if (trouble_.doing != nullptr) {
     stats.degraded = trouble_.words.empty()
                          ? text(trouble_.doing, ": ", std::strerror(trouble_.error))

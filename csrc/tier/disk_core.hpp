@@ -28,7 +28,6 @@ struct DiskCall {
   DiskClock::time_point queued;
 
   [[nodiscard]] bool reads() const noexcept { return kind == Kind::read; }
-  [[nodiscard]] bool is_large() const noexcept { return header.payload_bytes >= 256 << 10; }
   [[nodiscard]] SlotIndex slot() const noexcept { return static_cast<SlotIndex>(header.slot); }
 };
 
@@ -38,7 +37,7 @@ using DiskCalls = std::list<DiskCall>;
 // A large write is summed and then moved to the disk, a large read moved and then summed, each step
 // by whichever worker is free: one whose move has ended begins the next at once, so that no move
 // waits for a worker to wake. What is small is summed by the worker that moves it, which takes less
-// time than to wake another.
+// time than to wake another; so is all of a tier without workers, by whoever calls.
 struct DiskStep {
   enum class Kind : std::uint8_t { move, sum };
   Kind kind = Kind::move;
@@ -84,7 +83,10 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   };
 
   void work(std::size_t number);
-  void work_now();  // where there are no workers: what is queued, by the calling thread
+  void work_now(DiskCalls& one);
+  [[nodiscard]] bool is_summed_apart(const DiskCall& call) const noexcept {
+    return options_.workers > 0 && call.header.payload_bytes >= 256 << 10;
+  }
   [[nodiscard]] bool next(std::size_t number, DiskStep& step);
   void take(DiskStep& step, HeaderBlock& block) noexcept;
   [[nodiscard]] static DiskResult sum(DiskCall& call) noexcept;
@@ -104,7 +106,7 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   void settle_write(const DiskCall& call, Ended& ended) noexcept;
   void degrade(Trouble trouble) noexcept;
   [[nodiscard]] bool is_stalled() const;
-  [[nodiscard]] std::size_t queued() const;
+  [[nodiscard]] std::size_t writes_waiting() const;
   [[nodiscard]] std::size_t running() const;
 
   // Without it.
@@ -119,9 +121,10 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   std::shared_ptr<Volume> volume_;
   std::vector<FoundSlot> found_;
   std::vector<SlotUse> slots_;
-  DiskCalls reads_, writes_;         // to be moved
-  DiskCalls unverified_, unsummed_;  // reads and writes, to be summed
-  std::size_t moving_ = 0;
+  DiskCalls reads_, writes_;              // to be moved
+  DiskCalls unverified_, unsummed_;       // reads and writes, to be summed
+  std::size_t moving_ = 0, summing_ = 0;  // of `summing_` only writes
+  std::size_t callers_ = 0;               // at a call of their own: there are no workers
   std::vector<Worker> workers_;
   std::size_t alive_ = 0;
   bool closed_ = false;

@@ -87,8 +87,8 @@ struct DiskRecord {
   std::span<const std::byte> key;  // copied
   std::uint32_t group = 0;
   std::size_t payload_bytes = 0;  // at most block_bytes
-  // Of a write, the payload's CRC32C where it is known: what no longer has it is not written, and
-  // ends bad_data_sum.
+  // Of a write, the payload's CRC32C where it is known: what does not have it when it is summed is
+  // not written, and ends bad_data_sum.
   std::optional<std::uint32_t> payload_sum = std::nullopt;
 };
 
@@ -98,6 +98,7 @@ struct DiskResult {
   std::uint64_t generation = 0;   // of what was written or read
   std::uint32_t payload_sum = 0;  // CRC32C, of a read that ended ok
 };
+// It must not throw, wait for another call, or close the tier.
 using DiskDone = std::function<void(const DiskResult&)>;
 
 enum class DiskSubmit : std::uint8_t {

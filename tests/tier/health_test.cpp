@@ -1,6 +1,7 @@
 // Calls that a file system in memory refuses, cuts short or never answers: the tier says so, its
 // workers live, and it is well again when the cause is gone.
 #include <cstring>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -316,6 +317,23 @@ TEST_F(HealthTest, ClosingTellsWhatWaitsAndRefusesWhatComes) {
   EXPECT_EQ(running.wait_for(1)[0].outcome, DiskOutcome::ok);
   EXPECT_EQ(tier.close(long_time).dropped, 0);
   EXPECT_EQ(tier.stats().slots, 20);
+}
+
+TEST_F(HealthTest, ClosingWaitsForACallThatItsCallerMakes) {
+  world.options.workers = 0;
+  DiskSlots& tier = world.open();
+  FileGate gate;
+  world.files->set_plan(gate.plan("write"));
+  Ended ended;
+  std::thread caller([&] { EXPECT_EQ(try_put(0, ended.done()), DiskSubmit::accepted); });
+  ASSERT_TRUE(gate.has_seen(1));
+  EXPECT_EQ(tier.close(std::chrono::nanoseconds(0)).running, 1);
+  EXPECT_EQ(try_put(1), DiskSubmit::closed);
+  std::thread closer([&] { EXPECT_EQ(tier.close(long_time).running, 0); });
+  gate.open();
+  closer.join();
+  EXPECT_EQ(ended.wait_for(1)[0].outcome, DiskOutcome::ok);
+  caller.join();
 }
 
 TEST_F(HealthTest, TheQueueIsBoundedAndReadsGoFirst) {

@@ -126,6 +126,23 @@ TEST_F(LargeBlocks, WhatWasReadIsVerifiedWhileTheDiskStandsStill) {
   EXPECT_EQ(late.wait_for(1).at(0).outcome, DiskOutcome::ok);
 }
 
+TEST_F(LargeBlocks, WhatIsSummedAndWaitsForItsTurnIsInTheQueue) {
+  world.options.max_queued = 1;
+  DiskSlots& tier = world.open();
+  world.files->set_plan(gate.plan("write"));
+  Ended ended;
+  ASSERT_EQ(try_put(0, ended.done()), DiskSubmit::accepted);
+  ASSERT_TRUE(gate.has_seen(1));
+  ASSERT_EQ(try_put(1, ended.done()), DiskSubmit::accepted);
+  EXPECT_EQ(try_put(2, ended.done()), DiskSubmit::full);
+  EXPECT_EQ(tier.stats().queued, 1);
+  EXPECT_EQ(tier.stats().peak_queued, 1);
+  EXPECT_TRUE(comes_true([&] { return tier.stats().running == 1; }));
+  EXPECT_EQ(try_put(2, ended.done()), DiskSubmit::full);
+  gate.open();
+  for (const DiskResult& result : ended.wait_for(2)) EXPECT_EQ(result.outcome, DiskOutcome::ok);
+}
+
 // Summed or not: the disk has not been asked for it.
 TEST_F(LargeBlocks, WhatWaitsForItsTurnIsTimedOut) {
   world.options.stall_after = std::chrono::milliseconds(200);
@@ -147,7 +164,7 @@ TEST_F(LargeBlocks, WhatWaitsForItsTurnIsTimedOut) {
   EXPECT_EQ(waiting.wait_for(1).at(0).outcome, DiskOutcome::timed_out);
 }
 
-TEST_F(LargeBlocks, ClosingTellsWhatWaitsForItsTurnAndWaitsForTheSums) {
+TEST_F(LargeBlocks, ClosingTellsWhatIsSummedAndWaitsForItsTurn) {
   DiskSlots& tier = world.open();
   const std::uint64_t generation = put(5);
   world.files->set_plan(gate.plan("write"));
@@ -158,7 +175,10 @@ TEST_F(LargeBlocks, ClosingTellsWhatWaitsForItsTurnAndWaitsForTheSums) {
   for (SlotIndex slot = 1; slot < 4; ++slot)
     ASSERT_EQ(try_put(slot, waiting.done()), DiskSubmit::accepted);
   ASSERT_EQ(try_get(5, generation, target, read.done()), DiskSubmit::accepted);
-  ASSERT_TRUE(comes_true([&] { return tier.stats().running == 1; }));  // the rest is summed
+  Ended wrong;  // the last to be summed
+  ASSERT_EQ(try_put(4, wrong.done(), 1), DiskSubmit::accepted);
+  EXPECT_EQ(wrong.wait_for(1).at(0).outcome, DiskOutcome::bad_data_sum);
+  ASSERT_TRUE(comes_true([&] { return tier.stats().running == 1; }));
   const DiskCloseReport report = tier.close(std::chrono::nanoseconds(0));
   EXPECT_EQ(report.dropped, 4);
   EXPECT_EQ(report.running, 1);
