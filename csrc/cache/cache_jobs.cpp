@@ -161,8 +161,10 @@ void Cache::move_part(CacheJob& job, std::size_t number) {
     end_part(job, part, false, nullptr);
     return;
   } catch (const Corrupt& corrupt) {
-    forget_corrupt(part.group, job.key_span(part.positions[corrupt.block]));
-    error = std::current_exception();
+    const std::uint32_t position = part.positions[corrupt.block];  // in the load
+    forget_corrupt(part.group, job.key_span(position));
+    error =
+        std::make_exception_ptr(Corrupt(position, corrupt.slot, corrupt.expected, corrupt.found));
     if (corrupt.block > 0 && !job.told_cancelled) {
       cut_part(job, number, corrupt.block, error);
       submit_part(job, job.parts[number]);

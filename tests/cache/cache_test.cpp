@@ -225,6 +225,25 @@ TEST(Cache, WhatLiesBeforeACorruptBlockIsDelivered) {
   EXPECT_EQ(world.load_all(numbers(0, 5), 10), 0);
 }
 
+TEST(Cache, ACorruptBlockIsSaidByItsPlaceInTheLoad) {
+  CacheWorld world(checksummed({.disk_slots = 32}));
+  world.store(numbers(0, 6));
+  ASSERT_TRUE(world.cache().flush(10));
+  world.evict(numbers(0, 2), GroupIndex{0});
+  damage_in_host_memory(world, 4);
+  CacheHit hit = world.reserve(numbers(0, 6));
+  ASSERT_EQ(hit.disk_blocks(), 2);
+  const auto load = world.load(hit, 10);
+  try {
+    load->wait(10);
+    FAIL() << "it was delivered";
+  } catch (const Corrupt& corrupt) {
+    EXPECT_EQ(corrupt.block, 4);
+  }
+  EXPECT_EQ(load->loaded(), 4);
+  EXPECT_TRUE(world.held(numbers(0, 4), 10));
+}
+
 TEST(Cache, AFlushSaysSoWhenAllTheDiskHasIsHeld) {
   CacheWorld world({.disk_slots = 2});
   world.store(numbers(0, 2));
