@@ -1,4 +1,5 @@
 #include "bindings/bind_cache.hpp"
+#include "bindings/bind_interest.hpp"
 
 namespace kvmem::bindings {
 
@@ -26,9 +27,6 @@ void bind_facts(Class& transfer) {
       .def_property_readonly(
           "kind", [](const CacheTransfer& self) { return kvmem::name_of(self.job().kind); },
           "store | load")
-      .def_property_readonly(
-          "state", [](const CacheTransfer& self) { return name_of(self.state()); },
-          "queued | in_flight | done | failed | cancelled. The last three are final.")
       .def_property_readonly("loaded", &CacheTransfer::loaded,
                              "Of a load that has ended: how many leading keys were delivered and "
                              "verified, whichever way it ended.")
@@ -61,46 +59,18 @@ void bind_cache_transfer(py::module_& module) {
                  "of a cancelled\n"
                  "one, hold undefined bytes. Any thread.");
   bind_facts(transfer);
-  transfer.def("done", &CacheTransfer::done, "Whether it has ended, in whichever way.")
-      .def(
-          "wait",
-          [](CacheTransfer& self, const py::object& timeout) {
-            const auto limit = timeout_argument(timeout);
-            const Unlocked unlocked;
-            self.wait(limit, signals());
-          },
-          py::arg("timeout") = py::none(),
-          "Waits for the end, in seconds. Raises its error (CopyFailed, Corrupt, DeviceLost, "
-          "Cancelled) or TimedOut.")
-      .def(
-          "cancel",
-          [](CacheTransfer& self) {
-            const Unlocked unlocked;
-            return self.cancel();
-          },
-          "Drops interest; returns at once with a CancelOutcome and frees nothing that a copy may "
-          "touch.")
-      .def(
-          "wait_on",
-          [](CacheTransfer& self, const py::object& stream, std::optional<std::int64_t> stage) {
-            const StreamHandle handle = stream_argument(stream);
-            const Unlocked unlocked;
-            self.wait_on(handle, stage, signals());
-          },
-          py::arg("stream"), py::arg("stage") = py::none(),
-          "Work queued on `stream` from now on runs after this transfer, or after that stage of it "
-          "and those before.\n"
-          "Returns when all of it has been submitted: of a load, when what it reads from disk is "
-          "in "
-          "host memory.\n"
-          "Raises its error if it has one by then; a later failure shows in its end alone.")
-      .def("_unwake", &CacheTransfer::unwake)
-      .def("_wake", [](CacheTransfer& self, std::shared_ptr<WakeList> list,
-                       std::uint64_t token) { self.wake(std::move(list), token); })
-      .def("_expect_done", &CacheTransfer::expect_done)
-      .def("__await__", [](const py::object& self) -> py::object {
-        return py::module_::import("kvmem._async").attr("wait")(self).attr("__await__")();
-      });
+  bind_interest(
+      transfer,
+      {.wait = "Waits for the end, in seconds. Raises its error (CopyFailed, Corrupt, DeviceLost, "
+               "Cancelled) or TimedOut.",
+       .wait_on =
+           "Work queued on `stream` from now on runs after this transfer, or after that stage of "
+           "it "
+           "and those before.\n"
+           "Returns when all of it has been submitted: of a load, when what it reads from disk is "
+           "in "
+           "host memory.\n"
+           "Raises its error if it has one by then; a later failure shows in its end alone."});
 }
 
 }  // namespace kvmem::bindings

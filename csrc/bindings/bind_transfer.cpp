@@ -1,5 +1,5 @@
 #include "base/check.hpp"
-#include "bindings/bind.hpp"
+#include "bindings/bind_interest.hpp"
 
 namespace kvmem::bindings {
 
@@ -154,10 +154,6 @@ py::object result(const py::object& self) {
   return self.attr("_result");
 }
 
-py::object awaitable(const py::object& self) {
-  return py::module_::import("kvmem._async").attr("wait")(self).attr("__await__")();
-}
-
 void bind_ends(py::module_& module) {
   py::native_enum<CancelOutcome>(
       module, "CancelOutcome", "enum.Enum",
@@ -186,58 +182,30 @@ void bind_ends(py::module_& module) {
 void bind_transfer(py::module_& module) {
   bind_host_copy(module);
   bind_ends(module);
-  py::class_<Transfer, Shared<Transfer>>(
+  py::class_<Transfer, Shared<Transfer>> transfer(
       module, "Transfer", py::dynamic_attr(),
       "Interest in one offload or restore. Dropping it is always safe: the copy goes on, its "
       "blocks stay held until\n"
-      "its end was observed, and a result that nobody can ask for goes home then.")
-      .def_property_readonly("id", [](const Transfer& self) { return self.job()->id; })
+      "its end was observed, and a result that nobody can ask for goes home then.");
+  transfer.def_property_readonly("id", [](const Transfer& self) { return self.job()->id; })
       .def_property_readonly("kind", [](const Transfer& self) { return name_of(self.job()->kind); })
-      .def_property_readonly(
-          "state", [](const Transfer& self) { return name_of(self.state()); },
-          "queued | in_flight | done | failed | cancelled. The last three are final.")
       .def_property_readonly(
           "staged", [](const Transfer& self) { return self.job()->staged(); },
           "Whether it goes through the staging ring, because the pool is not pinned.")
-      .def("done", &Transfer::done, "Whether it has ended, in whichever way.")
-      .def(
-          "wait",
-          [](Transfer& self, const py::object& timeout) {
-            const auto limit = timeout_argument(timeout);
-            const Unlocked unlocked;
-            self.wait(limit, signals());
-          },
-          py::arg("timeout") = py::none(),
-          "Waits for the end, in seconds. Raises the transfer's error (CopyFailed, DeviceLost, "
-          "Cancelled) or TimedOut.")
       .def("result", &result,
            "An offload's HostCopy, the same object every time; None for a restore. NotDone before "
-           "the end.")
-      .def(
-          "cancel",
-          [](Transfer& self) {
-            const Unlocked unlocked;
-            return self.cancel();
-          },
-          "Drops interest; returns at once with a CancelOutcome and frees nothing that a copy may "
-          "touch.")
-      .def(
-          "wait_on",
-          [](Transfer& self, const py::object& stream, std::optional<std::int64_t> stage) {
-            const StreamHandle handle = stream_argument(stream);
-            const Unlocked unlocked;
-            self.wait_on(handle, stage, signals());
-          },
-          py::arg("stream"), py::arg("stage") = py::none(),
-          "Work queued on `stream` from now on runs after this transfer, or after that stage of it "
-          "and those before.\n"
-          "Raises the transfer's error if it has one by then; a later failure shows in its end "
-          "alone.")
-      .def("_unwake", &Transfer::unwake)
-      .def("_wake", [](Transfer& self, std::shared_ptr<WakeList> list,
-                       std::uint64_t token) { self.wake(std::move(list), token); })
-      .def("_expect_done", &Transfer::expect_done)
-      .def("__await__", &awaitable);
+           "the end.");
+  bind_interest(
+      transfer,
+      {.wait =
+           "Waits for the end, in seconds. Raises the transfer's error (CopyFailed, DeviceLost, "
+           "Cancelled) or TimedOut.",
+       .wait_on =
+           "Work queued on `stream` from now on runs after this transfer, or after that stage of "
+           "it "
+           "and those before.\n"
+           "Raises the transfer's error if it has one by then; a later failure shows in its end "
+           "alone."});
 }
 
 }  // namespace kvmem::bindings
