@@ -111,9 +111,7 @@ DiskSubmit DiskCore::submit(DiskCall& call) {
 // By the calling thread.
 void DiskCore::work_now(DiskCalls& one) {
   HeaderBlock block;
-  DiskCall& call = one.front();
-  Ended ended = move(call, block);
-  finish(call, std::move(ended));
+  finish(one.front(), move(one.front(), block));
   const std::lock_guard lock(mutex_);
   --callers_;
   quiet_.notify_all();
