@@ -9,6 +9,8 @@ namespace kvmem::bindings {
 
 namespace {
 
+using IndexPtr = std::shared_ptr<Index>;
+
 // ---- what Python holds ----
 
 // A reservation is an object and ends with it, unless it was begun.
@@ -17,11 +19,12 @@ struct PyReservation {
       : index(std::move(own_index)), reservation(own), held(own.id != 0) {}
   PyReservation(const PyReservation&) = delete;
   PyReservation& operator=(const PyReservation&) = delete;
-  ~PyReservation() {
-    if (!held) return;
+  ~PyReservation() { let_go(); }
+  void let_go() noexcept {
+    if (!std::exchange(held, false)) return;
     try {
       index->release(reservation.id);
-    } catch (const Error&) {  // it expired, its owner was dropped, or this is a forked child
+    } catch (...) {  // it expired, its owner was dropped, or this is a forked child
     }
   }
   void release() {  // throws AlreadyReleased
@@ -54,9 +57,16 @@ py::dict by_group(const PyPlan& plan, bool slots) {
 
 // ---- arguments ----
 
-PlanId plan_argument(py::handle plan) {
-  if (py::isinstance<PyPlan>(plan)) return plan.cast<const PyPlan&>().id;
-  return size_argument("plan", plan, 0);
+// Each index counts its plans by itself.
+void expect_own(const IndexPtr& self, const IndexPtr& its, const char* what) {
+  KVMEM_EXPECTS(self == its, "the ", what, " is of another index");
+}
+
+PlanId plan_argument(const IndexPtr& self, py::handle plan) {
+  if (!py::isinstance<PyPlan>(plan)) return size_argument("plan", plan, 0);
+  const auto& its = plan.cast<const PyPlan&>();
+  expect_own(self, its.index, "plan");
+  return its.id;
 }
 
 std::shared_ptr<Index> make_index(const py::list& groups, const std::string& policy,
@@ -85,7 +95,6 @@ std::shared_ptr<Index> make_index(const py::list& groups, const std::string& pol
 
 std::vector<KeyRange> ranges_argument(const Index& index, const py::object& ranges,
                                       std::size_t keys) {
-  if (ranges.is_none()) return {};
   KVMEM_EXPECTS(py::isinstance<py::dict>(ranges), "ranges is ", shown(ranges),
                 ", not a dict of (first, last) by group");
   std::vector<KeyRange> all(index.options().groups.size());
@@ -110,14 +119,16 @@ std::vector<KeyRange> ranges_argument(const Index& index, const py::object& rang
 
 // ---- calls ----
 
-using IndexPtr = std::shared_ptr<Index>;
-
 std::optional<PyPlan> plan_store(const IndexPtr& self, const py::object& keys,
                                  const std::string& owner, const py::object& ranges, double value,
                                  bool must) {
+  std::vector<KeyRange> of_groups;
+  if (!ranges.is_none()) {  // they may run code of the caller's: before the keys are looked at
+    const std::size_t count = KeysArgument(keys, self->key_bytes()).pointers().size();
+    of_groups = ranges_argument(*self, ranges, count);
+  }
   const KeysArgument given(keys, self->key_bytes());
-  auto plan = self->try_plan_store(given.pointers(), given.key_bytes(), owner,
-                                   ranges_argument(*self, ranges, given.pointers().size()), value);
+  auto plan = self->try_plan_store(given.pointers(), given.key_bytes(), owner, of_groups, value);
   if (!plan && must) throw self->exhausted(given.pointers().size());
   if (!plan) return std::nullopt;
   return PyPlan{plan->id,       plan->covered,           plan->present,
@@ -137,6 +148,7 @@ std::unique_ptr<PyReservation> reserve(const IndexPtr& self, const py::object& k
 
 std::size_t keep(const IndexPtr& self, PyReservation& reservation, const py::object& length) {
   const std::size_t wanted = size_argument("length", length, 0);
+  expect_own(self, reservation.index, "reservation");
   if (reservation.reservation.id == 0) return 0;
   if (!reservation.held) throw AlreadyReleased("the reservation was released or begun");
   const std::size_t kept = self->keep(reservation.reservation.id, wanted);
@@ -149,6 +161,7 @@ std::size_t keep(const IndexPtr& self, PyReservation& reservation, const py::obj
 }
 
 std::optional<PyPlan> begin(const IndexPtr& self, PyReservation& reservation) {
+  expect_own(self, reservation.index, "reservation");
   PyPlan plan{0, 0, 0, 0, {}, self};
   if (reservation.reservation.id == 0) {
     plan.groups.resize(self->options().groups.size());
@@ -236,9 +249,7 @@ void bind_plans(py::module_& module) {
       .def("release", &PyReservation::release,
            "Gives it up. Raises AlreadyReleased the second time, and once it was begun.")
       .def("__enter__", [](py::object self) { return self; })
-      .def("__exit__", [](PyReservation& self, const py::args&) {
-        if (self.held) self.release();
-      });
+      .def("__exit__", [](PyReservation& self, const py::args&) { self.let_go(); });
   py::class_<PyPlan>(
       module, "Plan",
       "Slots to write or to read. len() is how many leading keys it covers; each rank finishes it "
@@ -303,7 +314,7 @@ void bind_planning(IndexClass& index) {
       .def(
           "finish",
           [](const IndexPtr& self, const py::object& plan, const py::object& rank, bool ok) {
-            return self->finish(plan_argument(plan), size_argument("rank", rank, 0), ok);
+            return self->finish(plan_argument(self, plan), size_argument("rank", rank, 0), ok);
           },
           py::arg("plan"), py::arg("rank") = 0, py::arg("ok") = true,
           "A rank's copies have ended, well or not. Stored keys become readable when the last rank "

@@ -39,14 +39,20 @@ class KeysArgument {
   }
   KeysArgument(const KeysArgument&) = delete;
   KeysArgument& operator=(const KeysArgument&) = delete;
-  ~KeysArgument() {
-    if (view_.obj != nullptr) PyBuffer_Release(&view_);
-  }
 
   [[nodiscard]] KeyPointers pointers() const noexcept { return {data_, count_}; }
   [[nodiscard]] std::size_t key_bytes() const noexcept { return key_bytes_; }
 
  private:
+  struct View : Py_buffer {  // let go of by a constructor that throws, too
+    View() : Py_buffer{} {}
+    View(const View&) = delete;
+    View& operator=(const View&) = delete;
+    ~View() {
+      if (obj != nullptr) PyBuffer_Release(this);
+    }
+  };
+
   void make_room(std::size_t count) {
     count_ = count;
     data_ = near_.data();
@@ -96,7 +102,7 @@ class KeysArgument {
   std::vector<const std::byte*> far_;
   const std::byte** data_ = nullptr;
   std::size_t count_ = 0, key_bytes_ = 0;
-  Py_buffer view_{};
+  View view_;
 };
 
 }  // namespace kvmem::bindings

@@ -80,9 +80,10 @@ void Cache::settle_store(CacheJob& job, bool ok) {
     }
   }
   if (!ok || !feed_) return;
-  for (const CachePart& part : job.parts) {
-    for (const std::uint32_t position : part.positions)
-      feed_->enqueue(part.group, job.key_span(position), job.value);
+  // Tail first: it is the first to be evicted, from host memory and then from disk.
+  for (auto part = job.parts.rbegin(); part != job.parts.rend(); ++part) {
+    for (auto position = part->positions.rbegin(); position != part->positions.rend(); ++position)
+      feed_->enqueue(part->group, job.key_span(*position), job.value);
   }
 }
 

@@ -25,6 +25,11 @@ std::uint64_t eight_bytes(const std::byte* at) noexcept {
 constexpr std::uint64_t first_factor = 0x9E3779B97F4A7C15U;
 constexpr std::uint64_t second_factor = 0x6A09E667F3BCC909U;
 
+std::uint64_t drawn() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32U) | device();
+}
+
 std::size_t buckets_for(std::size_t capacity) {  // at most two thirds of them are taken
   return std::bit_ceil(capacity + capacity / 2 + 1);
 }
@@ -34,7 +39,8 @@ std::size_t buckets_for(std::size_t capacity) {  // at most two thirds of them a
 Entries::Entries(std::size_t capacity, std::size_t key_bytes)
     : key_bytes_(key_bytes),
       record_bytes_(sizeof(EntryFacts) + round_up(key_bytes, alignof(EntryFacts))),
-      salt_((std::uint64_t{std::random_device{}()} << 32U) | std::random_device{}()),
+      salt_(drawn()),
+      other_salt_(drawn()),
       mask_(buckets_for(capacity) - 1) {
   KVMEM_EXPECTS(key_bytes >= least_key_bytes && key_bytes <= most_key_bytes, "a key has ",
                 key_bytes, " bytes, which must be ", least_key_bytes, " to ", most_key_bytes);
@@ -42,13 +48,14 @@ Entries::Entries(std::size_t capacity, std::size_t key_bytes)
   records_ = ZeroedArray<std::byte>(capacity * record_bytes_);
 }
 
-// Sixteen bytes a step; the last sixteen overlap where the length is no multiple.
+// Sixteen bytes a step; the last sixteen overlap where the length is no multiple. Both factors of a
+// product are salted: a key that makes one of them 0 would cancel the other.
 std::uint64_t Entries::hash(const std::byte* key, GroupIndex group) const noexcept {
   std::uint64_t hash = salt_ + group * first_factor;
   for (std::size_t at = 0; at + 16 < key_bytes_; at += 16)
-    hash = mixed(eight_bytes(key + at) ^ first_factor, eight_bytes(key + at + 8) ^ hash);
+    hash = mixed(eight_bytes(key + at) ^ other_salt_, eight_bytes(key + at + 8) ^ hash);
   const std::byte* const last = key + key_bytes_ - 16;
-  hash = mixed(eight_bytes(last) ^ second_factor, eight_bytes(last + 8) ^ hash);
+  hash = mixed(eight_bytes(last) ^ ~other_salt_, eight_bytes(last + 8) ^ hash);
   return mixed(hash ^ salt_, second_factor);
 }
 

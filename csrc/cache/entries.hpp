@@ -83,7 +83,7 @@ class Entries {
   }
 
   std::size_t key_bytes_, record_bytes_;
-  std::uint64_t salt_;
+  std::uint64_t salt_, other_salt_;
   std::size_t mask_;  // of buckets
   ZeroedArray<Bucket> buckets_;
   ZeroedArray<std::byte> records_;

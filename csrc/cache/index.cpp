@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::size_t most_ranks = 4096;
 constexpr std::uint64_t most_entries = std::uint64_t{1} << 31U;
-constexpr std::size_t most_plans = std::size_t{1} << 24U;
 
 IndexOptions checked(IndexOptions options) {
   KVMEM_EXPECTS(!options.groups.empty() && options.groups.size() <= most_groups, "there are ",
@@ -87,8 +86,13 @@ void Index::expect_keys(std::size_t key_bytes) {
   for (Group& group : groups_) group.entries = entries_.get();
 }
 
-bool Index::knows(std::size_t key_bytes) const {
+// Before the lock: in a forked child a thread that is not there may have it for ever.
+std::unique_lock<std::mutex> Index::enter() const {
   mark_.expect_same_process("the index");
+  return std::unique_lock(mutex_);
+}
+
+bool Index::knows(std::size_t key_bytes) const {
   if (!entries_) return false;
   KVMEM_EXPECTS(key_bytes == entries_->key_bytes(), "a key has ", key_bytes,
                 " bytes, and those of this index have ", entries_->key_bytes());
@@ -223,30 +227,6 @@ void Index::write_entry(Group& group, const Found& found, const std::byte* key, 
   its.slots.push_back(slot);
 }
 
-// What the call is about is not evicted for it.
-class Index::BatchHold {
- public:
-  BatchHold(Index& index, std::size_t keys, std::span<const KeyRange> ranges) : index_(index) {
-    entries_.reserve(index.found_.size());
-    for (std::size_t group = 0; group < ranges.size(); ++group) {
-      for (std::size_t i = ranges[group].first; i < ranges[group].last; ++i) {
-        const EntryId entry = index.found_[group * keys + i].entry;
-        if (entry != Entries::none) entries_.push_back(entry);
-      }
-    }
-    for (const EntryId entry : entries_) index_.hold(entry);
-  }
-  BatchHold(const BatchHold&) = delete;
-  BatchHold& operator=(const BatchHold&) = delete;
-  ~BatchHold() {
-    for (const EntryId entry : entries_) index_.let_go(entry);
-  }
-
- private:
-  Index& index_;
-  std::vector<EntryId> entries_;
-};
-
 // Checked, and in full where none were given.
 Index::Ranges Index::ranges_of(std::size_t keys, std::span<const KeyRange> given) const {
   KVMEM_EXPECTS(given.empty() || given.size() == groups_.size(), "there are ", given.size(),
@@ -269,8 +249,7 @@ std::optional<StorePlan> Index::try_plan_store(KeyPointers keys, std::size_t key
                                                std::span<const KeyRange> ranges, double value) {
   KVMEM_EXPECTS(value > 0 && value <= std::numeric_limits<double>::max(), "value is ", value,
                 ", which must be positive and finite");
-  const std::lock_guard lock(mutex_);
-  mark_.expect_same_process("the index");
+  const auto lock = enter();
   if (keys.empty()) return StorePlan{.groups = std::vector<PlannedSlots>(groups_.size())};
   expect_keys(key_bytes);
   expire();

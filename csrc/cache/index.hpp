@@ -41,6 +41,7 @@
 namespace kvmem {
 
 inline constexpr std::size_t most_groups = 16;
+inline constexpr std::size_t most_plans = std::size_t{1} << 24U;
 
 struct GroupOptions {
   std::string name;
@@ -59,7 +60,7 @@ struct IndexOptions {
   // trim() evicts where less than `low_free` of a group's slots are free, until `high_free` are.
   // Not of a group that backs another one: a slower tier has the time, and what it keeps is of use.
   double low_free = 0, high_free = 0;
-  std::size_t max_plans = 1 << 16;     // unfinished, of both kinds
+  std::size_t max_plans = 1 << 16;     // unfinished, of both kinds; at most most_plans
   std::size_t max_events = 0;          // that wait to be taken; 0: none are made
   std::function<Nanoseconds()> clock;  // for expiry, must not throw; none: the steady clock
 };
@@ -237,6 +238,8 @@ class Index {
   enum class PlanKind : std::uint8_t { store, load, copy };
   using Ranges = std::array<KeyRange, most_groups>;
   using GroupCounts = std::array<std::size_t, most_groups>;
+
+  [[nodiscard]] std::unique_lock<std::mutex> enter() const;  // throws Forked
 
   // All of them with mutex_ held.
   void expect_keys(std::size_t key_bytes);

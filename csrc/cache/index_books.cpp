@@ -1,5 +1,6 @@
 // What is removed, evicted ahead of need, told, counted and checked.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <map>
 
@@ -11,7 +12,7 @@ namespace kvmem {
 
 std::size_t Index::remove(KeyPointers keys, std::size_t key_bytes,
                           std::optional<GroupIndex> of_group, std::vector<Place>* were) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   if (keys.empty() || !knows(key_bytes)) return 0;
   if (were != nullptr) were->reserve(keys.size() * groups_.size());
   std::size_t removed = 0;
@@ -30,8 +31,7 @@ std::size_t Index::remove(KeyPointers keys, std::size_t key_bytes,
 }
 
 std::size_t Index::clear(std::vector<Place>* were) {
-  const std::lock_guard lock(mutex_);
-  mark_.expect_same_process("the index");
+  const auto lock = enter();
   std::size_t removed = 0;
   for (const Group& group : groups_) {
     if (!entries_) break;
@@ -51,7 +51,7 @@ std::size_t Index::clear(std::vector<Place>* were) {
 // ---- eviction ahead of need ----
 
 bool Index::wants_trim() const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   return std::ranges::any_of(groups_, [&](const Group& group) {
     return !group.backs && group.free_count < options_.low_free * group.slots &&
            group.evictable > 0;
@@ -59,13 +59,13 @@ bool Index::wants_trim() const {
 }
 
 std::size_t Index::trim(std::size_t most) {
-  const std::lock_guard lock(mutex_);
-  mark_.expect_same_process("the index");
+  const auto lock = enter();
   std::size_t evicted = 0;
   for (Group& group : groups_) {
     if (group.backs || group.free_count >= options_.low_free * group.slots) continue;
     const double wanted = options_.high_free * group.slots - group.free_count;
-    evicted += evict_some(group, std::min(most - evicted, static_cast<std::size_t>(wanted)));
+    evicted +=
+        evict_some(group, std::min(most - evicted, static_cast<std::size_t>(std::ceil(wanted))));
   }
   return evicted;
 }
@@ -73,14 +73,14 @@ std::size_t Index::trim(std::size_t most) {
 // ---- looking ----
 
 std::size_t Index::peek(KeyPointers keys, std::size_t key_bytes, Pending pending) const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   if (keys.empty() || !knows(key_bytes)) return 0;
   find_all(keys);
   return usable_prefix(keys.size(), pending == Pending::attach);
 }
 
 EntryState Index::state(const std::byte* key, std::size_t key_bytes, GroupIndex group) const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   KVMEM_EXPECTS(group < groups_.size(), "group is ", int{group}, ", and there are ",
                 groups_.size());
   if (!knows(key_bytes)) return EntryState::free;
@@ -89,7 +89,7 @@ EntryState Index::state(const std::byte* key, std::size_t key_bytes, GroupIndex 
 }
 
 EntryState Index::state(const Place& place) const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   KVMEM_EXPECTS(place.group < groups_.size() && place.slot < groups_[place.group].slots,
                 "there is no slot ", place.slot, " in group ", int{place.group});
   return entries_ ? entries_->facts(groups_[place.group].base + place.slot).state
@@ -97,7 +97,7 @@ EntryState Index::state(const Place& place) const {
 }
 
 std::size_t Index::key_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   return entries_ ? entries_->key_bytes() : 0;
 }
 
@@ -119,14 +119,13 @@ void Index::tell(IndexEvent::Kind kind, EntryId entry) noexcept {
 IndexEvents Index::take_events() {
   IndexEvents taken;
   taken.events.reserve(options_.max_events);
-  const std::lock_guard lock(mutex_);
-  mark_.expect_same_process("the index");
+  const auto lock = enter();
   std::swap(taken, events_);
   return taken;
 }
 
 std::vector<Holding> Index::holdings() const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   std::map<std::string, Holding> by_owner;
   for (const auto& plan : plans_) {
     if (!plan->live) continue;
@@ -149,7 +148,11 @@ PoolExhausted Index::exhausted(std::size_t wanted) const {
     by += text(i == 0 ? " (held by " : ", ", "'", holders[i].owner, "': ", holders[i].blocks);
   }
   if (!by.empty()) by += holders.size() > most_named ? " and others)" : ")";
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
+  if (free_plans_.empty() && plans_.size() == options_.max_plans) {
+    return PoolExhausted(text("the index has no place for another plan", by),
+                         {"plans", 1, 0, options_.max_plans, plans_.size(), 0});
+  }
   const Group& tight = *std::ranges::min_element(groups_, {}, &Group::room);
   return PoolExhausted(
       text("group '", options_.groups[tight.number].name, "' of the index has no room", by),
@@ -157,7 +160,7 @@ PoolExhausted Index::exhausted(std::size_t wanted) const {
 }
 
 IndexStats Index::stats() const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   IndexStats stats = counts_;
   for (const Group& group : groups_) {
     stats.groups.push_back({options_.groups[group.number].name, group.slots, group.free_count,
@@ -182,7 +185,7 @@ void expect(bool condition, const char* what) {
 }  // namespace
 
 void Index::check() const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   std::map<EntryId, std::uint32_t> holds;
   for (const auto& plan : plans_) {
     for (const Group& group : groups_) {

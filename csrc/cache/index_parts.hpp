@@ -74,4 +74,28 @@ inline Index::Group& Index::group_of(EntryId entry) noexcept {
   return groups_[entries_->facts(entry).group];
 }
 
+// What the call is about is not evicted for it.
+class Index::BatchHold {
+ public:
+  BatchHold(Index& index, std::size_t keys, std::span<const KeyRange> ranges) : index_(index) {
+    entries_.reserve(index.found_.size());
+    for (std::size_t group = 0; group < ranges.size(); ++group) {
+      for (std::size_t i = ranges[group].first; i < ranges[group].last; ++i) {
+        const EntryId entry = index.found_[group * keys + i].entry;
+        if (entry != Entries::none) entries_.push_back(entry);
+      }
+    }
+    for (const EntryId entry : entries_) index_.hold(entry);
+  }
+  BatchHold(const BatchHold&) = delete;
+  BatchHold& operator=(const BatchHold&) = delete;
+  ~BatchHold() {
+    for (const EntryId entry : entries_) index_.let_go(entry);
+  }
+
+ private:
+  Index& index_;
+  std::vector<EntryId> entries_;
+};
+
 }  // namespace kvmem

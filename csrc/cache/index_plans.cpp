@@ -9,6 +9,7 @@ namespace kvmem {
 namespace {
 constexpr Nanoseconds never = std::numeric_limits<Nanoseconds>::max();
 constexpr double most_expiry_seconds = 1e9;
+constexpr std::uint64_t id_step = most_plans;  // a plan has a place below it, and counts above it
 }  // namespace
 
 // ---- what is found ----
@@ -63,10 +64,11 @@ Index::Plan* Index::new_plan(PlanKind kind, const std::string& owner, const Grou
   if (free_plans_.empty()) {
     if (plans_.size() == options_.max_plans) return nullptr;
     free_plans_.reserve(plans_.size() + 1);
-    plans_.push_back(std::make_unique<Plan>());
-    plans_.back()->id = (std::uint64_t{1} << 32U) + plans_.size() - 1;
-    plans_.back()->groups.resize(groups_.size());
-    plans_.back()->ended.resize(options_.ranks);
+    auto made = std::make_unique<Plan>();
+    made->id = id_step + plans_.size();
+    made->groups.resize(groups_.size());
+    made->ended.resize(options_.ranks);
+    plans_.push_back(std::move(made));
     free_plans_.push_back(static_cast<std::uint32_t>(plans_.size() - 1));
   }
   Plan& plan = *plans_[free_plans_.back()];
@@ -88,13 +90,13 @@ Index::Plan* Index::new_plan(PlanKind kind, const std::string& owner, const Grou
   return &plan;
 }
 
-// Its id is never given again: the high half counts.
+// Its id is never given again: what is above its place counts.
 void Index::end_plan(Plan& plan) noexcept {
   let_go_all(plan);
   if (!plan.begun) --reservations_;
   plan.live = false;
-  free_plans_.push_back(static_cast<std::uint32_t>(plan.id));  // has room for all plans
-  plan.id += std::uint64_t{1} << 32U;
+  free_plans_.push_back(static_cast<std::uint32_t>(plan.id % id_step));  // has room for all
+  plan.id += id_step;
 }
 
 void Index::let_go_all(Plan& plan) noexcept {
@@ -107,8 +109,7 @@ void Index::let_go_all(Plan& plan) noexcept {
 }
 
 Index::Plan& Index::plan_of(PlanId id) {
-  mark_.expect_same_process("the index");
-  const std::size_t place = id & 0xFFFFFFFFU;
+  const std::size_t place = id % id_step;
   KVMEM_EXPECTS(place < plans_.size() && plans_[place]->live && plans_[place]->id == id, "plan ",
                 id, " does not exist or has ended");
   return *plans_[place];
@@ -151,7 +152,9 @@ void Index::hold_prefix(Plan& plan, std::size_t keys, std::size_t length,
       const Found* const found = found_.data() + tier->number * keys;
       for (std::size_t i = range.last; i-- > range.first;) {
         const EntryId entry = found[i].entry;
-        if (entry != Entries::none && entries_->facts(entry).state != EntryState::forgotten)
+        if (entry == Entries::none) continue;
+        const EntryState state = entries_->facts(entry).state;  // others have left the policy
+        if (state == EntryState::ready || state == EntryState::writing)
           tier->policy->touch(entry - tier->base);
       }
       if (!tier->backed_by) break;
@@ -168,8 +171,7 @@ Reservation Index::reserve(KeyPointers keys, std::size_t key_bytes, const std::s
                   most_expiry_seconds);
   }
   Reservation result;
-  const std::lock_guard lock(mutex_);
-  mark_.expect_same_process("the index");
+  const auto lock = enter();
   if (keys.empty()) return result;
   expect_keys(key_bytes);
   expire();
@@ -180,7 +182,6 @@ Reservation Index::reserve(KeyPointers keys, std::size_t key_bytes, const std::s
   result.pending = with_writing > result.length;
   if (pending == Pending::attach) result.length = with_writing;
   counts_.keys_asked += keys.size();
-  counts_.keys_reserved += result.length;
   counts_.keys_pending += with_writing - std::min(result.length, with_writing);
   if (result.length == 0) return result;
 
@@ -193,6 +194,7 @@ Reservation Index::reserve(KeyPointers keys, std::size_t key_bytes, const std::s
     throw PoolExhausted("the index has no place for another plan",
                         {"plans", 1, 0, options_.max_plans, plans_.size(), 0});
   }
+  counts_.keys_reserved += result.length;
   plan->attaches = result.pending && pending == Pending::attach;
   hold_prefix(*plan, keys.size(), result.length, plan->attaches);
   if (expires_seconds) {
@@ -233,16 +235,16 @@ std::size_t Index::shorten(Plan& plan, std::size_t length) {
 }
 
 std::size_t Index::keep(PlanId reservation, std::size_t length) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   Plan& plan = reservation_of(reservation);
-  if (length >= plan.length) return plan.length;
+  if (length >= plan.length && plan.length > 0) return plan.length;
   const std::size_t kept = shorten(plan, length);
   if (kept == 0) end_plan(plan);
   return kept;
 }
 
 std::optional<LoadPlan> Index::begin(PlanId reservation) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   Plan& plan = reservation_of(reservation);
   if (plan.attaches) {
     if (any(plan, EntryState::failed)) static_cast<void>(shorten(plan, plan.length));
@@ -259,7 +261,7 @@ std::optional<LoadPlan> Index::begin(PlanId reservation) {
 }
 
 void Index::release(PlanId reservation) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   end_plan(reservation_of(reservation));
 }
 
@@ -279,8 +281,7 @@ void Index::expire() noexcept {
 }
 
 std::size_t Index::drop_owner(const std::string& owner) {
-  const std::lock_guard lock(mutex_);
-  mark_.expect_same_process("the index");
+  const auto lock = enter();
   std::size_t ended = 0;
   for (const auto& plan : plans_) {
     if (!plan->live || plan->begun || plan->owner != owner) continue;
@@ -293,7 +294,7 @@ std::size_t Index::drop_owner(const std::string& owner) {
 // ---- the end ----
 
 bool Index::finish(PlanId id, std::size_t rank, bool ok) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   KVMEM_EXPECTS(rank < options_.ranks, "rank is ", rank, ", and there are ", options_.ranks);
   if (id == 0) return true;
   Plan& plan = plan_of(id);

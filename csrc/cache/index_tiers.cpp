@@ -14,9 +14,12 @@ CopyPlan Index::plan_copy(KeyPointers keys, std::size_t key_bytes, GroupIndex fr
   KVMEM_EXPECTS(value > 0 && value <= std::numeric_limits<double>::max(), "value is ", value,
                 ", which must be positive and finite");
   CopyPlan result;
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   if (keys.empty() || !knows(key_bytes)) return result;
   find_all(keys);
+  Ranges batch{};
+  batch[to] = {0, keys.size()};
+  const BatchHold held(*this, keys.size(), std::span(batch).first(groups_.size()));
   result.positions.reserve(keys.size());
   result.source.reserve(keys.size());
   result.target.reserve(keys.size());
@@ -51,7 +54,7 @@ CopyPlan Index::plan_copy(KeyPointers keys, std::size_t key_bytes, GroupIndex fr
 
 std::vector<std::size_t> Index::blocks(PlanId reservation) {
   std::vector<std::size_t> all(groups_.size());
-  const std::lock_guard lock(mutex_);
+  const auto lock = enter();
   const Plan& plan = plan_of(reservation);
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = plan.groups[i].slots.size();
   return all;
@@ -63,8 +66,7 @@ void Index::adopt(KeyPointers keys, std::size_t key_bytes, GroupIndex number,
                 groups_.size());
   KVMEM_EXPECTS(keys.size() == slots.size(), "there are ", keys.size(), " keys for ", slots.size(),
                 " slots");
-  const std::lock_guard lock(mutex_);
-  mark_.expect_same_process("the index");
+  const auto lock = enter();
   if (keys.empty()) return;
   Group& group = groups_[number];
   KVMEM_EXPECTS(group.writing + group.ready + group.leaving == 0, "group '",
@@ -74,6 +76,7 @@ void Index::adopt(KeyPointers keys, std::size_t key_bytes, GroupIndex number,
     KVMEM_EXPECTS(slot < group.slots, "slot ", slot, " is out of range: group '",
                   options_.groups[number].name, "' has ", group.slots);
     KVMEM_EXPECTS(!taken[slot], "slot ", slot, " stands twice");
+    KVMEM_EXPECTS(group.retiring.empty() || !group.retiring[slot], "slot ", slot, " is retired");
     taken[slot] = true;
   }
   expect_keys(key_bytes);
@@ -98,8 +101,7 @@ void Index::adopt(KeyPointers keys, std::size_t key_bytes, GroupIndex number,
 }
 
 void Index::retire(GroupIndex number, SlotIndex slot) {
-  const std::lock_guard lock(mutex_);
-  mark_.expect_same_process("the index");
+  const auto lock = enter();
   KVMEM_EXPECTS(number < groups_.size() && slot < groups_[number].slots, "there is no slot ", slot,
                 " in group ", int{number});
   Group& group = groups_[number];

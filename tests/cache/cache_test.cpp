@@ -102,8 +102,8 @@ TEST(Cache, AWrongByteOnDiskCutsThePrefixAndIsAMissFromThen) {
   world.store(numbers(0, 6));
   ASSERT_TRUE(world.cache().flush(10));
   world.evict(numbers(0, 6), GroupIndex{0});
-  // Slots are given in turn: key 3 is in the fourth.
-  const std::size_t at = 3 * CacheWorld::disk_slot_bytes() + disk_page_bytes + 100;
+  // Slots are given in turn, to the tail first: key 3 of 6 is in the third.
+  const std::size_t at = 2 * CacheWorld::disk_slot_bytes() + disk_page_bytes + 100;
   world.files->contents(slot_file).at(at) ^= std::byte{4};
   CacheHit hit = world.reserve(numbers(0, 6));
   ASSERT_EQ(hit.length(), 6);
@@ -157,10 +157,26 @@ TEST(Cache, WrittenBackIsNotBeforeTheMarkAndThenTheOldest) {
   world.store({4});
   EXPECT_TRUE(comes_about(world, [](const CacheStats& stats) { return stats.feed->written == 1; }));
   EXPECT_EQ(world.cache().stats().feed->queued, 4);
-  const Keys first{0};
-  EXPECT_EQ(world.cache().index().state(first.pointers()[0], Keys::bytes, 1), EntryState::ready);
+  const Keys tail{3};  // the first to be evicted
+  EXPECT_EQ(world.cache().index().state(tail.pointers()[0], Keys::bytes, 1), EntryState::ready);
   EXPECT_TRUE(world.cache().flush(10));
   EXPECT_EQ(world.cache().stats().feed->written, 5);
+}
+
+TEST(Cache, OnDiskTooTheHeadOfAPromptOutlivesItsTail) {
+  for (const DiskWrite when : {DiskWrite::through, DiskWrite::back}) {
+    CacheWorldOptions options = written_back(0);
+    options.cache.disk->write = when;
+    options.disk_slots = 4;
+    CacheWorld world(options);
+    world.store(numbers(0, 4));
+    ASSERT_TRUE(world.cache().flush(10));
+    world.store({10});
+    ASSERT_TRUE(world.cache().flush(10));
+    world.reopen();
+    EXPECT_EQ(world.load_all(numbers(0, 4)), 3);
+    EXPECT_EQ(world.load_all({10}), 1);
+  }
 }
 
 TEST(Cache, WhatIsEvictedBeforeItWasWrittenIsCounted) {
@@ -339,7 +355,7 @@ TEST(Cache, WhatIsRejectedNeverReachesItsTarget) {
   CacheWorld world({.disk_slots = 32});
   world.store(numbers(0, 4));
   world.to_disk(numbers(0, 4));
-  const std::size_t at = 3 * CacheWorld::disk_slot_bytes() + disk_page_bytes + 4000;
+  const std::size_t at = disk_page_bytes + 4000;  // the tail was the first to be written
   world.files->contents(slot_file).at(at) ^= std::byte{1};
   for (BlockId block = 10; block < 14; ++block) world.world().cache().fill(block, 99);
   EXPECT_EQ(world.load_all(numbers(0, 4), 10), 3);
@@ -355,7 +371,7 @@ TEST(Cache, ASlotThatHasGoneBadIsNotUsedAgain) {
   world.store(numbers(0, 4));
   world.to_disk(numbers(0, 4));
   world.files->contents(slot_file).at(disk_page_bytes) ^= std::byte{1};
-  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 0);
+  EXPECT_EQ(world.load_all(numbers(0, 4), 10), 3);
   EXPECT_EQ(world.cache().stats().index.groups[1].retired, 1);
   EXPECT_EQ(world.cache().stats().disk->retired, 1);
   world.store(numbers(10, 8));

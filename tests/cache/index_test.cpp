@@ -1,6 +1,11 @@
 #include "cache/index.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -409,6 +414,75 @@ TEST(IndexThreads, LoseNothingAndMixNothingUp) {
   world.index.check();
   EXPECT_EQ(world.index.stats().plans, 0U);
   EXPECT_EQ(world.group().evictable, world.group().ready);
+}
+
+TEST(Index, TrimmingEndsAtTheMarkThatIsNoWholeSlot) {
+  IndexOptions options = one_group(10);
+  options.low_free = options.high_free = 0.25;
+  World world(options);
+  world.store(Keys::chain(1, 8));
+  EXPECT_TRUE(world.index.wants_trim());
+  EXPECT_EQ(world.index.trim(100), 1);
+  EXPECT_FALSE(world.index.wants_trim());
+}
+
+TEST(Index, WhatFindsNoPlaceForItsPlanIsNotCountedAsReserved) {
+  IndexOptions options = one_group(8);
+  options.max_plans = 1;
+  World world(options);
+  world.store(Keys::chain(1, 4));
+  const Reservation held = world.reserve(Keys::chain(1, 4));
+  EXPECT_THROW(static_cast<void>(world.reserve(Keys::chain(1, 4))), PoolExhausted);
+  EXPECT_EQ(world.index.stats().keys_reserved, 4);
+  EXPECT_FALSE(world.plan(Keys::chain(9, 1)).has_value());
+  EXPECT_STREQ(world.index.exhausted(1).shortage.bound.c_str(), "plans");
+  world.index.release(held.id);
+}
+
+// Another thread of the parent may have the lock for ever.
+TEST(Index, AForkedChildIsToldThoughTheLockIsHeld) {
+  std::atomic<bool> inside{false}, leave{false};
+  IndexOptions options = one_group(4);
+  options.clock = [&]() -> Nanoseconds {  // asked under the lock
+    inside = true;
+    inside.notify_all();
+    leave.wait(false);
+    return 0;
+  };
+  World world(options);
+  leave = true;
+  world.store({1});
+  const Reservation held = world.reserve({1}, "a", Pending::stop, 1.0);
+  inside = leave = false;
+  std::thread user([&] { static_cast<void>(world.reserve({1})); });
+  inside.wait(false);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    int told = 0;
+    const auto ask = [&](const auto& call) {
+      try {
+        call();
+      } catch (const Forked&) {
+        ++told;
+      }
+    };
+    ask([&] { static_cast<void>(world.index.key_bytes()); });
+    ask([&] { static_cast<void>(world.index.stats()); });
+    ask([&] { static_cast<void>(world.index.wants_trim()); });
+    ask([&] { static_cast<void>(world.index.holdings()); });
+    ask([&] { static_cast<void>(world.index.take_events()); });
+    ask([&] { world.index.release(held.id); });
+    ask([&] { static_cast<void>(world.found({1})); });
+    std::_Exit(told);
+  }
+  leave = true;
+  leave.notify_all();
+  user.join();
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
 }  // namespace

@@ -255,5 +255,67 @@ TEST_F(IndexTiers, WhereEverySlotIsRetiredNothingIsPlanned) {
   EXPECT_EQ(stats(disk).free, 0);
 }
 
+TEST_F(IndexTiers, ACopyEvictsNothingOfItsOwnBatch) {
+  Index small(options(4, 2));
+  const auto fill = [&](const Keys& keys) {
+    const auto plan = small.try_plan_store(keys.pointers(), Keys::bytes, "a");
+    small.finish(plan->id, 0, true);
+  };
+  fill({1, 2});
+  const Keys two{1, 2}, three{0, 1, 2};
+  small.finish(small.plan_copy(two.pointers(), Keys::bytes, host, disk, "w").id, 0, true);
+  fill({0});
+  EXPECT_EQ(small.plan_copy(three.pointers(), Keys::bytes, host, disk, "w").id, 0);
+  EXPECT_EQ(small.state(two.pointers()[0], Keys::bytes, disk), EntryState::ready);
+  EXPECT_EQ(small.state(two.pointers()[1], Keys::bytes, disk), EntryState::ready);
+  small.check();
+}
+
+TEST_F(IndexTiers, ARetiredSlotIsNotAdopted) {
+  index.retire(disk, 2);
+  const Keys keys{1};
+  const std::vector<SlotIndex> slot{2};
+  EXPECT_THROW(index.adopt(keys.pointers(), Keys::bytes, disk, slot), InvalidArgument);
+}
+
+// A hit that attached to a store which failed may be served by another tier by then; what failed
+// has left the policy.
+TEST(IndexTiersOfWindows, WhatFailedIsNotUsedAgain) {
+  for (const PolicyKind policy : policy_kinds) {
+    IndexOptions made;
+    made.groups = {{"full", {}, 3},
+                   {"window", {NeedKind::last, 1}, 3},
+                   {"full on disk", {}, 3, GroupIndex{0}},
+                   {"window on disk", {}, 3, GroupIndex{1}}};
+    made.key_bytes = Keys::bytes;
+    made.policy = policy;
+    Index index(made);
+    const auto store = [&](const Keys& keys) {
+      const auto plan = index.try_plan_store(keys.pointers(), Keys::bytes, "a");
+      index.finish(plan->id, 0, true);
+      return plan->groups[0].slots.at(0);
+    };
+    const Keys key{0};
+    const auto failing = index.try_plan_store(key.pointers(), Keys::bytes, "a");
+    const Reservation hit = index.reserve(key.pointers(), Keys::bytes, "b", Pending::attach);
+    index.finish(failing->id, 0, false);
+    store(key);
+    for (const GroupIndex from : {GroupIndex{0}, GroupIndex{1}}) {
+      const auto to = static_cast<GroupIndex>(from + 2);
+      index.finish(index.plan_copy(key.pointers(), Keys::bytes, from, to, "w").id, 0, true);
+    }
+    EXPECT_EQ(index.begin(hit.id)->length, 1);
+    index.finish(hit.id, 0, true);
+    std::set<SlotIndex> slots;
+    for (std::uint64_t number = 10; number < 16; ++number) slots.insert(store({number}));
+    EXPECT_EQ(slots.size(), 3) << "each slot in its turn";
+    const Keys newest{15};
+    const Reservation held = index.reserve(newest.pointers(), Keys::bytes, "b");
+    store({30});
+    index.release(held.id);
+    index.check();
+  }
+}
+
 }  // namespace
 }  // namespace kvmem

@@ -236,6 +236,50 @@ def test_calls_refuse_what_they_cannot_mean():
     assert index.finish(plan, 1) is True
 
 
+def test_plans_and_reservations_of_another_index_are_refused():
+    here, there = Index(slots=4), Index(slots=4)
+    plan, other = here.plan_store(keys(1)), there.plan_store(keys(1))
+    with pytest.raises(InvalidArgument, match="the plan is of another index"):
+        there.finish(plan)
+    assert there.peek(keys(1)) == 0
+    assert here.finish(plan)
+    assert there.finish(other)
+    hit = here.reserve(keys(1))
+    with pytest.raises(InvalidArgument, match="the reservation is of another index"):
+        there.begin(hit)
+    with pytest.raises(InvalidArgument, match="the reservation is of another index"):
+        there.keep(hit, 0)
+    assert here.finish(here.begin(hit))
+
+
+def test_a_buffer_that_is_refused_is_let_go():
+    buffer = bytearray(33)
+    with pytest.raises(InvalidArgument, match="no multiple of the 32"):
+        Index(slots=4, key_bytes=32).peek(buffer)
+    buffer.append(1)  # BufferError while anybody has it
+
+
+def test_ranges_that_run_code_of_the_callers_come_before_the_keys():
+    names = keys(1, 4)
+
+    class Last:
+        def __index__(self):
+            names.clear()
+            return 4
+
+    index = Index(slots=8)
+    assert len(index.plan_store(names, ranges={"full": (0, Last())})) == 0
+    assert index.stats()["groups"]["full"]["free"] == 8
+
+
+def test_a_block_of_code_ends_well_though_its_reservation_has_ended():
+    index = Index(slots=4)
+    stored(index, keys(1))
+    with index.reserve(keys(1), owner="a") as hit:
+        assert len(hit) == 1
+        assert index.drop_owner("a") == 1
+
+
 def test_a_forked_child_is_told():
     code = """
         import os, kvmem
