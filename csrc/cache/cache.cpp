@@ -207,6 +207,9 @@ void Cache::add_parts(CacheJob& job, GroupIndex group, const PlannedSlots& plann
 void Cache::start(const std::shared_ptr<CacheJob>& job) {
   {
     const std::lock_guard lock(mutex_);
+    // Again, under the lock: close() counts what is there behind it, so that nothing starts later.
+    if (gate_.closed()) throw Closed("the cache is closed");
+    owners_.open(job->owner);
     job->id = ++last_id_;
     jobs_.emplace(job->id, job);
     ++unfinished_;

@@ -248,7 +248,7 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
 
   std::mutex moving_;
   std::atomic<bool> again_{false};  // somebody came while another one was moving it on
-  std::atomic<bool> flushing_{false};
+  std::atomic<int> flushing_{0};    // calls of flush()
   std::atomic<std::size_t> unfinished_{0};
   std::vector<std::shared_ptr<CacheJob>> turn_;  // of whoever moves on
 

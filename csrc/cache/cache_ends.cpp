@@ -94,7 +94,7 @@ void Cache::settle_load(CacheJob& job, bool cancelled) {
   }
   static_cast<void>(index_->finish(job.plan, 0, !cancelled && !job.error));
   if (cancelled) return;
-  job.loaded = delivered(job);
+  job.loaded = job.error ? delivered(job) : job.length.load();
   const std::lock_guard lock(mutex_);
   counts_.keys_loaded += job.loaded;
   std::uint64_t blocks = 0, bytes = 0;
@@ -258,9 +258,9 @@ std::size_t Cache::poll() {
 bool Cache::flush(std::optional<double> timeout_seconds, const Runtime::Interrupt& interrupt) {
   mark_.expect_same_process("the cache");
   if (!feed_) return true;
-  flushing_ = true;
+  ++flushing_;
   const auto settled = [&] { return feed_->idle() || feed_->stuck(); };
-  const auto end = [&] { flushing_ = false; };
+  const auto end = [&] { --flushing_; };
   try {
     static_cast<void>(
         runtime_->wait_until(settled, runtime_->deadline_after(timeout_seconds), interrupt));
@@ -278,7 +278,7 @@ CacheCloseReport Cache::close(std::optional<double> timeout_seconds,
   gate_.close();
   CacheCloseReport report;
   const auto deadline = runtime_->deadline_after(timeout_seconds);
-  const auto quiet = [&] { return unfinished_ == 0 && gate_.empty(); };
+  const auto quiet = [&] { return gate_.empty() && unfinished_ == 0; };  // in this order
   report.quiet = runtime_->wait_until(quiet, deadline, interrupt);
   if (!report.quiet) {
     const std::lock_guard lock(mutex_);

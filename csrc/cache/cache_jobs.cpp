@@ -31,7 +31,7 @@ void Cache::submit_ready() noexcept {
 }
 
 bool Cache::has_waiting() const noexcept {
-  return unfinished_ > 0 || (feed_ && feed_->has_work(flushing_));
+  return unfinished_ > 0 || (feed_ && feed_->has_work(flushing_ > 0));
 }
 
 // Who finds another thread at it leaves a note, and that thread looks again.
@@ -53,7 +53,8 @@ void Cache::move_on() noexcept {
         const auto corrupt = [&](GroupIndex group, std::span<const std::byte> key) {
           forget_corrupt(group, key);
         };
-        if (feed_->feed(*index_, where, corrupt, flushing_) || feed_->has_notes()) again_ = true;
+        if (feed_->feed(*index_, where, corrupt, flushing_ > 0) || feed_->has_notes())
+          again_ = true;
       }
       if (index_->wants_trim()) static_cast<void>(index_->trim(most_trimmed));
     } catch (...) {  // no memory: a later turn tries again
@@ -80,6 +81,8 @@ bool Cache::move_job(CacheJob& job) {
   if (job.waits_for_keys && !job.cancelled) {
     try {
       if (!begin_load(job)) return false;
+    } catch (const std::bad_alloc&) {  // a later turn tries again
+      return false;
     } catch (...) {  // it expired meanwhile
       const std::lock_guard lock(job.mutex);
       job.waits_for_keys = false;
@@ -165,7 +168,7 @@ void Cache::move_part(CacheJob& job, std::size_t number) {
     forget_corrupt(part.group, job.key_span(position));
     error =
         std::make_exception_ptr(Corrupt(position, corrupt.slot, corrupt.expected, corrupt.found));
-    if (corrupt.block > 0 && !job.told_cancelled) {
+    if (corrupt.block > 0 && !job.cancelled) {
       cut_part(job, number, corrupt.block, error);
       submit_part(job, job.parts[number]);
       return;
@@ -191,7 +194,6 @@ void Cache::cut_part(CacheJob& job, std::size_t number, std::size_t length,
   part.slots.resize(length);
   part.transfer = nullptr;
   part.state = CachePart::State::to_submit;
-  part.cut = true;
   if (!job.error) job.error = std::move(error);
 }
 
@@ -211,7 +213,7 @@ void Cache::submit_part(CacheJob& job, CachePart& part) {
     TransferRequest request;
     request.after = job.after;
     request.priority = job.priority;
-    if (!part.cut) request.claim = job.claims[part.group];
+    request.claim = job.claims[part.group];
     for (const std::uint32_t position : part.positions)
       request.blocks.push_back(job.blocks[part.group][position]);
     Admission admission = manager.admit(kind, request, false);
@@ -275,6 +277,7 @@ void Cache::start_read(CacheJob& job, std::size_t number) {
   BlockPool& pool = *groups_[part.group].manager->pool();
   DiskSubmit answer = DiskSubmit::full;
   try {
+    part.slots.reserve(1);  // for the landing block
     pool.forget_sums({&*landing, 1});
     answer = feed_->try_read({job.id, number, part.group, part.disk_slot, *landing, {}},
                              job.key_span(part.positions.front()), pool.block_bytes(),
@@ -300,23 +303,30 @@ void Cache::start_read(CacheJob& job, std::size_t number) {
 }
 
 void Cache::end_reads() {
-  for (const DiskFeed::Read& read : feed_->take_read()) {
-    std::shared_ptr<CacheJob> job;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto found = jobs_.find(read.job);
-      if (found != jobs_.end()) job = found->second;
+  std::list<DiskFeed::Read> ended = feed_->take_read();
+  try {
+    for (; !ended.empty(); ended.pop_front()) {
+      std::shared_ptr<CacheJob> job;
+      {
+        const std::lock_guard lock(mutex_);
+        const auto found = jobs_.find(ended.front().job);
+        if (found != jobs_.end()) job = found->second;
+      }
+      end_read(job.get(), ended.front());
     }
-    end_read(job.get(), read);
+  } catch (...) {  // no memory: this one and those behind it in a later turn
+    feed_->put_back(ended);
+    throw;
   }
 }
 
 // The job is gone, or no longer waits for it, where it was cancelled meanwhile.
 void Cache::end_read(CacheJob* job, const DiskFeed::Read& read) {
-  feed_->settle(*index_, read);
   CachePart* const part = job == nullptr ? nullptr : &job->parts[read.part];
   const bool waited_for = part != nullptr && part->state == CachePart::State::reading;
   const bool ok = read.result.outcome == DiskOutcome::ok;
+  const std::exception_ptr error = ok ? nullptr : disk_error(name(read.result.outcome));
+  feed_->settle(*index_, read);  // nothing needs memory behind this
   if (!waited_for || !ok) give_landing(read.group, read.landing);
   if (!waited_for) return;
   if (ok) {
@@ -326,7 +336,7 @@ void Cache::end_read(CacheJob* job, const DiskFeed::Read& read) {
       disk_rate_.note(groups_[read.group].manager->pool()->block_bytes(), took);
     }
     const std::lock_guard lock(job->mutex);
-    part->slots = {read.landing};
+    part->slots.assign(1, read.landing);  // has the room
     part->disk_sum = read.result.payload_sum;
     part->landing = true;
     part->state = CachePart::State::to_submit;
@@ -343,7 +353,7 @@ void Cache::end_read(CacheJob* job, const DiskFeed::Read& read) {
     fate.why = MissReason::disk_failed;
     fate.detail = static_cast<std::uint8_t>(read.result.outcome);
   }
-  end_part(*job, *part, false, disk_error(name(read.result.outcome)));
+  end_part(*job, *part, false, error);
 }
 
 // What came from disk stays in host memory where there is room: its landing block changes places

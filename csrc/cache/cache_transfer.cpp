@@ -77,6 +77,7 @@ void CacheTransfer::wait_on(StreamHandle stream, std::optional<std::int64_t> sta
   if (job_->state() == TransferState::cancelled) expect_done();
   {
     const std::lock_guard lock(job_->mutex);
+    if (job_->error) std::rethrow_exception(job_->error);  // meanwhile
     for (const CachePart& part : job_->parts) {
       if (part.transfer) transfers.emplace_back(part.group, part.transfer);
     }

@@ -34,7 +34,6 @@ struct CachePart {
   State state = State::to_submit;
   bool ok = false;       // of one that ended
   bool landing = false;  // its one slot is a landing block
-  bool cut = false;      // it goes again, and has used up what was claimed for it
   GroupIndex group = 0;
   std::vector<std::uint32_t> positions;
   std::vector<SlotIndex> slots;  // of the pool

@@ -50,10 +50,9 @@ std::vector<SlotIndex> shares(SlotIndex slots, const std::vector<CacheGroup>& gr
 
 DiskFeed::DiskFeed(const CacheDisk& options, const std::vector<CacheGroup>& groups,
                    std::size_t key_bytes, std::shared_ptr<Device> device)
-    : options_(options),
-      key_bytes_(key_bytes),
-      queued_(groups.size()),
-      disk_(std::make_unique<DiskSlots>(completed(options.options, groups, key_bytes, *device))) {
+    : options_(options), key_bytes_(key_bytes), queues_(groups.size()) {
+  options_.options = completed(options.options, groups, key_bytes, *device);
+  disk_ = std::make_unique<DiskSlots>(options_.options);
   notes_->device = std::move(device);
   generations_.resize(disk_->capacity());
   SlotIndex first = 0;
@@ -98,14 +97,11 @@ void DiskFeed::recover(Index& index, KeyMemory& memory) {
 
 void DiskFeed::enqueue(GroupIndex group, std::span<const std::byte> key, double value) {
   const std::lock_guard lock(mutex_);
-  if (queued_[group] >= parts_[group].host_slots) {  // the oldest has gone meanwhile, or will have
-    const auto oldest = std::ranges::find(queue_, group, &Unwritten::group);
-    queue_.erase(oldest);
-    --queued_[group];
-    ++stats_.unwritten;
-  }
-  queue_.push_back({group, value, disk_key(key)});
-  ++queued_[group];
+  std::list<Unwritten>& queue = queues_[group];
+  queue.push_back({group, value, disk_key(key)});
+  if (queue.size() <= parts_[group].host_slots) return;
+  queue.pop_front();  // it has gone meanwhile, or will have
+  ++stats_.unwritten;
 }
 
 SlotIndex DiskFeed::disk_slot(const Index::Place& place) const {
@@ -121,10 +117,11 @@ void DiskFeed::enqueue_erasures(const std::vector<Index::Place>& places) {
 
 // The plan of a write that came to nothing has made room for it: the key that was there is gone
 // from the index, and must not come back at the next start when it was removed meanwhile.
-void DiskFeed::forget_what_was(const Index::Place& place) {
+void DiskFeed::forget_what_was(const Index::Place& place, std::list<Erasure>& room) noexcept {
   if (std::exchange(generations_[disk_slot(place)], 0) == 0) return;
+  room.front() = {place, 0};
   const std::lock_guard lock(mutex_);
-  erasures_.push_back({place, 0});
+  erasures_.splice(erasures_.end(), room);
 }
 
 // Each once, when nobody reads the slot any more and unless something else has got it by then.
@@ -149,7 +146,10 @@ bool DiskFeed::erase_some(const Index& index) {
       }
       if (answer == DiskSubmit::full) return true;
       if (answer == DiskSubmit::degraded) return false;
-      if (answer == DiskSubmit::busy) erasures_.push_back(next);
+      if (answer == DiskSubmit::busy) {  // later
+        erasures_.splice(erasures_.end(), erasures_, erasures_.begin());
+        continue;
+      }
     }
     erasures_.pop_front();
   }
@@ -158,13 +158,15 @@ bool DiskFeed::erase_some(const Index& index) {
 }
 
 DiskDone DiskFeed::when_erased(const Erasure& erasure) {
-  return [notes = notes_,
-          note = std::make_shared<std::list<Erasure>>(1, erasure)](const DiskResult& result) {
-    if (result.outcome != DiskOutcome::ok && result.outcome != DiskOutcome::closed) {
+  const bool once = disk_->is_retired(disk_slot(erasure.place));  // it may well have gone bad
+  return [notes = notes_, note = std::make_shared<std::list<Erasure>>(1, erasure),
+          once](const DiskResult& result) {
+    if (result.outcome != DiskOutcome::ok && result.outcome != DiskOutcome::closed && !once) {
       const std::lock_guard lock(notes->mutex);
       notes->unerased.splice(notes->unerased.end(), *note);
+    } else {
+      --notes->erasing;
     }
-    --notes->erasing;
     notes->device->progress().bump_for_all();
   };
 }
@@ -172,31 +174,29 @@ DiskDone DiskFeed::when_erased(const Erasure& erasure) {
 bool DiskFeed::feed(Index& index, const Place& place, const Gone& corrupt, bool flushing) {
   const auto [ended, failed] = end_written(index, corrupt);
   static_cast<void>(disk_->expire());
-  if (failed) return true;  // not again at once
+  if (failed) return options_.options.workers > 0;  // not again at once, which without is now
   const bool erases = erase_some(index);
   for (;;) {
-    Unwritten next{};
+    std::list<Unwritten> next;
     {
       const std::lock_guard lock(mutex_);
       refused_ = !erases;
-      if (queue_.empty() || stats_.writing >= options_.max_writes) return ended;
-      next = queue_.front();
-      if (!due(next.group, flushing)) return ended;
-      queue_.pop_front();
-      --queued_[next.group];
+      const std::optional<GroupIndex> group = due(flushing);
+      if (!group || stats_.writing >= options_.max_writes) return ended;
+      next.splice(next.begin(), queues_[*group], queues_[*group].begin());
       ++stats_.writing;  // while it is tried: never neither queued nor being written
     }
     Began began = Began::not_now;
     try {
-      began = begin_write(index, place, next);
+      began = begin_write(index, place, next.front());
     } catch (...) {  // no memory: later again
     }
     const std::lock_guard lock(mutex_);
     if (began == Began::yes) continue;
     --stats_.writing;
     if (began == Began::no) continue;
-    queue_.push_front(next);
-    ++queued_[next.group];
+    std::list<Unwritten>& queue = queues_[next.front().group];
+    queue.splice(queue.begin(), next);
     refused_ = true;
     return ended;
   }
@@ -205,6 +205,7 @@ bool DiskFeed::feed(Index& index, const Place& place, const Gone& corrupt, bool 
 DiskFeed::Began DiskFeed::begin_write(Index& index, const Place& place, const Unwritten& what) {
   const auto target_group = static_cast<GroupIndex>(parts_.size() + what.group);
   const std::byte* const key = what.key.bytes.data();
+  std::list<Erasure> room(1);
   for (;;) {
     const CopyPlan plan = index.plan_copy({&key, 1}, key_bytes_, what.group, target_group,
                                           owner_of_writes, what.value);
@@ -230,7 +231,8 @@ DiskFeed::Began DiskFeed::begin_write(Index& index, const Place& place, const Un
     if (answer == DiskSubmit::accepted) return Began::yes;
     if (answer == DiskSubmit::retired) index.retire(target_group, plan.target[0]);
     static_cast<void>(index.finish(plan.id, 0, false));
-    forget_what_was({target_group, plan.target[0]});
+    forget_what_was({target_group, plan.target[0]}, room);
+    if (room.empty()) room.emplace_back();
     if (answer != DiskSubmit::retired) return Began::not_now;
   }
 }
@@ -259,38 +261,50 @@ DiskFeed::Ended DiskFeed::end_written(Index& index, const Gone& corrupt) {
   }
   if (!unerased.empty()) {
     const std::lock_guard lock(mutex_);
-    erasures_.insert(erasures_.end(), unerased.begin(), unerased.end());
+    notes_->erasing -= unerased.size();
+    erasures_.splice(erasures_.end(), unerased);
     result.failed = true;
   }
-  for (const Written& each : ended) {
-    const bool ok = each.result.outcome == DiskOutcome::ok;
-    const Part& part = parts_[each.what.group];
-    if (ok) generations_[each.slot] = each.result.generation;
-    if (disk_->is_retired(each.slot))
-      index.retire(static_cast<GroupIndex>(parts_.size() + each.what.group),
-                   each.slot - part.first);
-    static_cast<void>(index.finish(each.plan, 0, ok));
-    const Index::Place place{static_cast<GroupIndex>(parts_.size() + each.what.group),
-                             each.slot - part.first};
-    const bool removed = index.state(place) == EntryState::free;  // while it was being written
-    if (!ok) forget_what_was(place);
-    const bool bad = each.result.outcome == DiskOutcome::bad_data_sum;
-    if (bad) corrupt(each.what.group, bytes_of(each.what.key));
-    const std::lock_guard lock(mutex_);
-    if (ok && removed) erasures_.push_back({place, each.result.generation});
-    --stats_.writing;
-    if (ok) {
-      ++stats_.written;
-    } else if (bad) {
-      ++stats_.corrupt;
-    } else if (each.result.outcome != DiskOutcome::closed) {  // once more, into another slot
-      queue_.push_front(each.what);
-      ++queued_[each.what.group];
-      refused_ = result.failed = true;
-    }
-    result.any = true;
+  try {
+    for (; !ended.empty(); ended.pop_front()) end_write(index, corrupt, ended.front(), result);
+  } catch (...) {  // no memory: this one and those behind it in a later turn
+    const std::lock_guard lock(notes_->mutex);
+    notes_->written.splice(notes_->written.begin(), ended);
+    throw;
   }
   return result;
+}
+
+void DiskFeed::end_write(Index& index, const Gone& corrupt, const Written& each, Ended& result) {
+  std::list<Erasure> erasure(1);
+  std::list<Unwritten> again(1, each.what);  // nothing needs memory behind this
+  const bool ok = each.result.outcome == DiskOutcome::ok;
+  const Part& part = parts_[each.what.group];
+  const Index::Place place{static_cast<GroupIndex>(parts_.size() + each.what.group),
+                           each.slot - part.first};
+  if (ok) generations_[each.slot] = each.result.generation;
+  if (disk_->is_retired(each.slot)) index.retire(place.group, place.slot);
+  static_cast<void>(index.finish(each.plan, 0, ok));
+  const bool removed = index.state(place) != EntryState::ready;  // while it was being written
+  if (!ok) forget_what_was(place, erasure);
+  const bool bad = each.result.outcome == DiskOutcome::bad_data_sum;
+  if (bad) corrupt(each.what.group, bytes_of(each.what.key));
+  const std::lock_guard lock(mutex_);
+  if (ok && removed) {
+    erasure.front() = {place, each.result.generation};
+    erasures_.splice(erasures_.end(), erasure);
+  }
+  --stats_.writing;
+  if (ok) {
+    ++stats_.written;
+  } else if (bad) {
+    ++stats_.corrupt;
+  } else if (each.result.outcome != DiskOutcome::closed) {  // once more, into another slot
+    std::list<Unwritten>& queue = queues_[each.what.group];
+    queue.splice(queue.begin(), again);
+    refused_ = result.failed = true;
+  }
+  result.any = true;
 }
 
 bool DiskFeed::has_notes() const {
@@ -298,39 +312,49 @@ bool DiskFeed::has_notes() const {
   return !notes_->written.empty() || !notes_->read.empty();
 }
 
-bool DiskFeed::due(GroupIndex group, bool flushing) const {
-  return options_.write == DiskWrite::through || flushing ||
-         static_cast<double>(queued_[group]) >
-             (1 - options_.write_back_free) * static_cast<double>(parts_[group].host_slots);
+// A group that has something to be written by now.
+std::optional<GroupIndex> DiskFeed::due(bool flushing) const {
+  for (std::size_t group = 0; group < queues_.size(); ++group) {
+    const auto queued = static_cast<double>(queues_[group].size());
+    const auto slots = static_cast<double>(parts_[group].host_slots);
+    const bool now = options_.write == DiskWrite::through || flushing ||
+                     queued > (1 - options_.write_back_free) * slots;
+    if (now && queued > 0) return static_cast<GroupIndex>(group);
+  }
+  return std::nullopt;
+}
+
+std::size_t DiskFeed::queued() const {
+  std::size_t all = 0;
+  for (const std::list<Unwritten>& queue : queues_) all += queue.size();
+  return all;
 }
 
 bool DiskFeed::has_work(bool flushing) const {
   const std::lock_guard lock(mutex_);
-  return stats_.writing > 0 || !erasures_.empty() || notes_->erasing > 0 ||
-         (!queue_.empty() && due(queue_.front().group, flushing));
+  return stats_.writing > 0 || !erasures_.empty() || notes_->erasing > 0 || due(flushing);
 }
 
 bool DiskFeed::idle() const {
   const std::lock_guard lock(mutex_);
-  return queue_.empty() && stats_.writing == 0 && erasures_.empty() && notes_->erasing == 0;
+  return queued() == 0 && stats_.writing == 0 && erasures_.empty() && notes_->erasing == 0;
 }
 
 bool DiskFeed::stuck() const {
   const std::lock_guard lock(mutex_);
-  return (refused_ || (queue_.empty() && held_)) && stats_.writing == 0 && notes_->erasing == 0;
+  return (refused_ || (queued() == 0 && held_)) && stats_.writing == 0 && notes_->erasing == 0;
 }
 
 void DiskFeed::forget_queue() {
   const std::lock_guard lock(mutex_);
-  queue_.clear();
+  for (std::list<Unwritten>& queue : queues_) queue.clear();
   erasures_.clear();
-  queued_.assign(queued_.size(), 0);
 }
 
 DiskFeedStats DiskFeed::stats() const {
   const std::lock_guard lock(mutex_);
   DiskFeedStats stats = stats_;
-  stats.queued = queue_.size();
+  stats.queued = queued();
   stats.erasing = erasures_.size() + notes_->erasing;
   return stats;
 }
@@ -359,10 +383,18 @@ std::list<DiskFeed::Read> DiskFeed::take_read() {
   return std::exchange(notes_->read, {});
 }
 
+void DiskFeed::put_back(std::list<Read>& reads) noexcept {
+  const std::lock_guard lock(notes_->mutex);
+  notes_->read.splice(notes_->read.begin(), reads);
+}
+
 void DiskFeed::settle(Index& index, const Read& read) {
   const Part& part = parts_[read.group];
-  if (disk_->is_retired(part.first + read.slot))
-    index.retire(static_cast<GroupIndex>(parts_.size() + read.group), read.slot);
+  if (!disk_->is_retired(part.first + read.slot)) return;
+  const Index::Place place{static_cast<GroupIndex>(parts_.size() + read.group), read.slot};
+  std::list<Erasure> room(1);
+  index.retire(place.group, place.slot);
+  forget_what_was(place, room);  // else it might be read well at the next start, though removed
 }
 
 }  // namespace kvmem

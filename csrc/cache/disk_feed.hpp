@@ -10,7 +10,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -78,6 +77,7 @@ class DiskFeed {
   [[nodiscard]] DiskSubmit try_read(const Read& read, std::span<const std::byte> key,
                                     std::size_t payload_bytes, std::byte* target, HostBlocks hold);
   [[nodiscard]] std::list<Read> take_read();
+  void put_back(std::list<Read>& reads) noexcept;  // to be taken again
   // Retires slots that have gone bad.
   void settle(Index& index, const Read& read);
 
@@ -106,7 +106,7 @@ class DiskFeed {
     std::uint64_t generation = 0;
   };
   [[nodiscard]] SlotIndex disk_slot(const Index::Place& place) const;
-  void forget_what_was(const Index::Place& place);
+  void forget_what_was(const Index::Place& place, std::list<Erasure>& room) noexcept;
   bool erase_some(const Index& index);
   [[nodiscard]] DiskDone when_erased(const Erasure& erasure);
   struct Notes {  // by workers, who must not need memory for them
@@ -117,11 +117,14 @@ class DiskFeed {
     std::atomic<std::size_t> erasing{0};
     std::shared_ptr<Device> device;  // whose sleepers are woken
   };
-  [[nodiscard]] bool due(GroupIndex group, bool flushing) const;  // with mutex_ held
+  // With mutex_ held.
+  [[nodiscard]] std::optional<GroupIndex> due(bool flushing) const;
+  [[nodiscard]] std::size_t queued() const;
   struct Ended {
     bool any = false, failed = false;
   };
   Ended end_written(Index& index, const Gone& corrupt);
+  void end_write(Index& index, const Gone& corrupt, const Written& each, Ended& result);
   enum class Began : std::uint8_t { yes, no, not_now };
   [[nodiscard]] DiskDone when_written(const Written& written, HostBlocks hold);
   Began begin_write(Index& index, const Place& place, const Unwritten& what);
@@ -131,11 +134,10 @@ class DiskFeed {
   std::vector<Part> parts_;
   std::vector<Digest16> foreign_;
   std::shared_ptr<Notes> notes_ = std::make_shared<Notes>();
-  std::vector<std::uint64_t> generations_;  // by slot of the disk; 0: nothing that counts
-  mutable std::mutex mutex_;                // over what follows
-  std::deque<Unwritten> queue_;
-  std::deque<Erasure> erasures_;
-  std::vector<std::size_t> queued_;  // of each group
+  std::vector<std::uint64_t> generations_;    // by slot of the disk; 0: nothing that counts
+  mutable std::mutex mutex_;                  // over what follows
+  std::vector<std::list<Unwritten>> queues_;  // of each group
+  std::list<Erasure> erasures_;
   DiskFeedStats stats_;
   bool refused_ = false;             // the last attempt, by a disk in trouble
   bool held_ = false;                // what is to be erased is all in use

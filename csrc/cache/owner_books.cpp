@@ -23,10 +23,13 @@ OwnerBooks::OwnerBooks(const ThrashBudget& budget, std::size_t max_owners)
   expect_budget(budget);
 }
 
+void OwnerBooks::open(const std::string& owner) {
+  if (owners_.size() < max_owners_) owners_.try_emplace(owner);
+}
+
 OwnerBooks::Book* OwnerBooks::book(const std::string& owner) {
   const auto found = owners_.find(owner);
-  if (found != owners_.end()) return &found->second;
-  return owners_.size() < max_owners_ ? &owners_[owner] : nullptr;
+  return found == owners_.end() ? nullptr : &found->second;
 }
 
 void OwnerBooks::note_offload(const std::string& owner, std::uint64_t blocks, std::uint64_t bytes,
@@ -56,6 +59,7 @@ void OwnerBooks::note_restore(const std::string& owner, std::uint64_t blocks, st
 
 void OwnerBooks::note_tokens(const std::string& owner, std::uint64_t count) {
   total_.tokens += count;
+  open(owner);
   Book* const its = book(owner);
   if (its == nullptr) return;
   its->counts.tokens += count;

@@ -44,6 +44,8 @@ class OwnerBooks {
  public:
   OwnerBooks(const ThrashBudget& budget, std::size_t max_owners);
 
+  // A book of its own, unless there are too many. What ends after drop() counts in the total alone.
+  void open(const std::string& owner);
   void note_offload(const std::string& owner, std::uint64_t blocks, std::uint64_t bytes,
                     std::uint64_t again);
   void note_restore(const std::string& owner, std::uint64_t blocks, std::uint64_t bytes);

@@ -226,14 +226,13 @@ void Manager::activate(const std::shared_ptr<TransferJob>& job, BlockClaim* clai
   if (gate_.closed()) throw Closed("the manager is closed");
   if (job->layout != layout_)
     throw Busy("the layout was rebound during the call", job->device_blocks.front(), 0);
-  BlockClaim::TakeOver taking(claim, *job);
+  const BlockClaim::Aside aside(claim, *job);
   expect_free(job->kind, job->device_blocks, job->host_slots, job->behind(), claim);
   if (checksums_) choose_checks(*job);
   active_.emplace(last_id_ + 1, job);
   job->id = ++last_id_;
   if (job->report) job->report->id = job->id;
   admission.take_amounts();  // finish() gives them back
-  taking.done();
   begin_uses(*job);
   ++side(*job).stats.accepted;
   if (job->has_checks()) job->expect_check();

@@ -41,7 +41,7 @@ struct TransferRequest {
   After after;
   Priority priority = Priority::background;
   std::optional<Tag> tag;
-  std::shared_ptr<BlockClaim> claim = nullptr;  // that the blocks are taken out of, or null
+  std::shared_ptr<BlockClaim> claim = nullptr;  // that has the blocks, or null
 };
 
 struct DirectionStats {
@@ -93,9 +93,9 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
                               const Runtime::Interrupt& interrupt);
 
   // Device blocks that transfers of this kind will use, made one after the other: in use from now
-  // on, so that nobody else's transfer gets in between and busy() tells of them. A transfer made
-  // under the claim takes its blocks over; the rest goes with the claim. Throws InvalidArgument (a
-  // block that stands twice too), and Busy as such a transfer would.
+  // on and until the claim goes, so that nobody else's transfer gets in between and busy() tells of
+  // them. Throws InvalidArgument (a block that stands twice too), and Busy as such a transfer
+  // would.
   [[nodiscard]] std::shared_ptr<BlockClaim> claim(TransferKind kind,
                                                   const std::vector<BlockId>& blocks,
                                                   const After& after);
@@ -213,15 +213,13 @@ class BlockClaim {
 
  private:
   friend class Manager;
-  // The blocks of a job leave a claim (or none): while this lives nobody has them, and they go back
-  // unless it is done. With the manager's lock held.
-  class TakeOver {
+  // The claim (or none) does not count for the blocks of its own job. With the manager's lock held.
+  class Aside {
    public:
-    TakeOver(BlockClaim* claim, const TransferJob& job);
-    TakeOver(const TakeOver&) = delete;
-    TakeOver& operator=(const TakeOver&) = delete;
-    ~TakeOver();
-    void done() noexcept;
+    Aside(BlockClaim* claim, const TransferJob& job);
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+    ~Aside();
 
    private:
     BlockClaim* claim_;
@@ -233,7 +231,7 @@ class BlockClaim {
 
   const std::shared_ptr<Manager> manager_;
   const TransferKind kind_;
-  std::unordered_set<BlockId> blocks_;  // not taken over yet; under the manager's lock
+  const std::unordered_set<BlockId> blocks_;
 };
 
 }  // namespace kvmem

@@ -114,7 +114,7 @@ BlockClaim::~BlockClaim() {
   manager_->runtime_->device().progress().bump_for_waiters();  // drain() waits for claims too
 }
 
-BlockClaim::TakeOver::TakeOver(BlockClaim* claim, const TransferJob& job)
+BlockClaim::Aside::Aside(BlockClaim* claim, const TransferJob& job)
     : claim_(claim), blocks_(job.device_blocks) {
   if (claim_ == nullptr) return;
   KVMEM_INVARIANT(
@@ -123,15 +123,9 @@ BlockClaim::TakeOver::TakeOver(BlockClaim* claim, const TransferJob& job)
   claim_->manager_->device_uses_.end(blocks_, device_access(claim_->kind_));
 }
 
-BlockClaim::TakeOver::~TakeOver() {
+BlockClaim::Aside::~Aside() {
   if (claim_ != nullptr)
     claim_->manager_->device_uses_.begin(blocks_, device_access(claim_->kind_));
-}
-
-void BlockClaim::TakeOver::done() noexcept {
-  if (claim_ == nullptr) return;
-  for (const BlockId block : blocks_) claim_->blocks_.erase(block);
-  claim_ = nullptr;
 }
 
 }  // namespace kvmem

@@ -120,7 +120,7 @@ void DiskCore::work_now(DiskCalls& one) {
 DiskSubmit DiskCore::admit(DiskCall& call) {
   if (closed_) return DiskSubmit::closed;
   const SlotUse& use = slots_[call.slot()];
-  if (use.retired) return DiskSubmit::retired;
+  if (use.retired && call.kind != DiskCall::Kind::erase) return DiskSubmit::retired;
   if (use.writing || (!call.reads() && use.readers > 0)) return DiskSubmit::busy;
   if (use.readers == UINT16_MAX) return DiskSubmit::full;
   const std::size_t waiting = call.reads() ? reads_.size() : writes_waiting();
@@ -299,7 +299,7 @@ void DiskCore::settle_read(const DiskResult& result, SlotUse& use) noexcept {
 
 void DiskCore::settle_write(const DiskCall& call, Ended& ended) noexcept {
   const DiskResult& result = ended.result;
-  if (result.outcome == DiskOutcome::io_error)
+  if (result.outcome == DiskOutcome::io_error && !slots_[call.slot()].retired)
     degrade({"writing", result.error, std::move(ended.trouble)});
   if (!call.probe) return;
   probing_ = false;

@@ -105,7 +105,7 @@ enum class DiskSubmit : std::uint8_t {
   accepted,
   full,      // max_queued
   busy,      // an unfinished call writes this slot, or this is a write and one reads it
-  retired,   // the slot: never again
+  retired,   // the slot: never read or written again
   degraded,  // the tier: stats() says why
   closed,
 };
@@ -166,7 +166,8 @@ class DiskSlots {
   // Reads go ahead of writes. `generation`: what the write, or take_found(), said.
   [[nodiscard]] DiskSubmit try_read(SlotIndex slot, const DiskRecord& expected,
                                     std::uint64_t generation, std::byte* target, DiskDone done);
-  // What it holds is not found at the next start. Not needed before a slot is written again.
+  // What it holds is not found at the next start. Not needed before a slot is written again. Of a
+  // retired slot too; that it cannot be erased does not degrade the tier.
   [[nodiscard]] DiskSubmit try_erase(SlotIndex slot, DiskDone done);
 
   // Ends what has been in the queue for stall_after as timed_out; whoever waits for completions

@@ -134,7 +134,7 @@ class CacheWalk : CacheModelWorld {
     reached_["store attached"] += made.transfer->job().attached;
     reached_["store found present"] += made.transfer->job().present;
     reached_["not admitted"] += !made.transfer->job().refused.empty();
-    running_.push_back(std::move(made));
+    begin(std::move(made));
   }
   void reserve() {
     if (hits_.size() >= 4) return;
@@ -212,7 +212,7 @@ class CacheWalk : CacheModelWorld {
     if (!made.transfer) {
       give_blocks(blocks);
     } else {
-      running_.push_back(std::move(made));
+      begin(std::move(made));
     }
     hits_.erase(at);
   }
@@ -222,6 +222,10 @@ class CacheWalk : CacheModelWorld {
     if (!chosen.transfer) return;
     static_cast<void>(chosen.transfer->cancel());
     chosen.cancelled = true;
+  }
+  void begin(Running made) {
+    if (made.transfer->job().id != 0) owners_.try_emplace(made.owner);  // it is not over already
+    running_.push_back(std::move(made));
   }
   void drop_something() {
     const std::size_t what = pick(3);
@@ -409,6 +413,7 @@ class CacheWalk : CacheModelWorld {
     expect_found(running);
     for (const CachePart& part : running.transfer->job().parts) {
       counts_.stored += part.positions.size();
+      if (!owners_.contains(running.owner)) continue;  // dropped meanwhile
       OwnerCounts& owner = owners_[running.owner];
       owner.offloads += part.positions.size();
       owner.offloaded_bytes += part.positions.size() * groups_[part.group]->memory.block_bytes();
@@ -457,6 +462,7 @@ class CacheWalk : CacheModelWorld {
     counts_.keys_loaded += whole;
     counts_.from_disk += from_disk;
     counts_.from_host += from_host;
+    if (!owners_.contains(running.owner)) return;  // dropped meanwhile
     OwnerCounts& owner = owners_[running.owner];
     owner.restores += from_disk + from_host;
     for (std::size_t g = 0; g < count_; ++g)

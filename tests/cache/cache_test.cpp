@@ -1,6 +1,6 @@
 // A cache and its disk: what goes there and comes back, and what the disk may do meanwhile.
 
-#include "cache/cache_world.hpp"
+#include "cache/cache_faults.hpp"
 #include "tier/file_gate.hpp"
 
 namespace kvmem {
@@ -8,56 +8,17 @@ namespace {
 
 using test::CacheWorld;
 using test::CacheWorldOptions;
+using test::checksummed;
+using test::comes_about;
 using test::comes_true;
+using test::damage_in_host_memory;
+using test::failing;
 using test::FileGate;
 using test::Keys;
 using test::MemoryFiles;
 using test::numbers;
-
-constexpr const char* slot_file = "/cache/slots-0000.kv";
-
-// The next so many calls of a kind fail.
-MemoryFiles::Plan failing(std::string what, int error, int times) {
-  return [what, error, left = std::make_shared<std::atomic<int>>(times)](
-             const MemoryFiles::Call& call) -> std::optional<std::int64_t> {
-    if (call.what != what || left->fetch_sub(1) <= 0) return std::nullopt;
-    return -error;
-  };
-}
-
-CacheWorldOptions checksummed(CacheWorldOptions options) {
-  options.config.checksum = Checksum::always;
-  return options;
-}
-
-// A bit of a block in host memory, wherever its slot is: slots that were let go of have it still.
-void damage_in_host_memory(CacheWorld& world, std::uint64_t number) {
-  BlockPool& pool = world.world().pool();
-  const test::CacheMemory::Block bytes = test::CacheMemory::pattern(number);
-  bool found = false;
-  for (std::size_t at = 0; at < pool.capacity() * pool.slot_bytes(); at += pool.slot_bytes()) {
-    if (std::memcmp(pool.data() + at, bytes.data(), bytes.size()) != 0) continue;
-    pool.data()[at + 7] ^= std::byte{1};
-    found = true;
-  }
-  ASSERT_TRUE(found) << "key " << number << " is in no slot";
-}
-
-template <class Condition>
-bool comes_about(CacheWorld& world, const Condition& condition) {
-  return comes_true([&] {
-    static_cast<void>(world.cache().poll());
-    return condition(world.cache().stats());
-  });
-}
-
-CacheWorldOptions written_back(double free, SlotIndex slots = 8) {
-  CacheWorldOptions options{.slots = slots, .disk_slots = 32};
-  options.cache.disk.emplace();
-  options.cache.disk->write = DiskWrite::back;
-  options.cache.disk->write_back_free = free;
-  return options;
-}
+using test::slot_file;
+using test::written_back;
 
 TEST(Cache, WhatWasStoredComesBack) {
   CacheWorld world;
@@ -258,6 +219,19 @@ TEST(Cache, ACorruptBlockIsSaidByItsPlaceInTheLoad) {
   }
   EXPECT_EQ(load->loaded(), 4);
   EXPECT_TRUE(world.held(numbers(0, 4), 10));
+}
+
+TEST(Cache, OneFlushLeavesTheOtherToGoOn) {
+  CacheWorld world(written_back(0));
+  world.store(numbers(0, 4));
+  FileGate gate;
+  world.files->set_plan(gate.plan("write"));
+  std::thread longer([&] { EXPECT_TRUE(world.cache().flush(10)); });
+  ASSERT_TRUE(gate.has_seen(1));
+  EXPECT_FALSE(world.cache().flush(0));
+  gate.open();
+  longer.join();
+  EXPECT_EQ(world.cache().stats().feed->written, 4);
 }
 
 TEST(Cache, AFlushSaysSoWhenAllTheDiskHasIsHeld) {
