@@ -215,6 +215,7 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
 
   // ---- moving on: by one thread at a time ----
   void move_on() noexcept;
+  void take_turn() noexcept;
   bool move_job(CacheJob& job);  // true: it can end
   bool begin_load(CacheJob& job);
   void claim_targets(CacheJob& job, std::size_t length);  // throws as load()

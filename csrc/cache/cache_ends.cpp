@@ -303,7 +303,11 @@ void Cache::close_disk(CacheCloseReport& report, std::optional<Nanoseconds> dead
       flush(deadline ? std::optional(static_cast<double>(left()) / 1e9) : std::nullopt, interrupt));
   report.disk = feed_->disk().close(deadline ? std::chrono::nanoseconds(left())
                                              : feed_->options().close_within);
-  move_on();  // what the disk has just ended: a write that failed is in the queue again
+  {  // what the disk has just ended: a write that failed is in the queue again
+    const std::lock_guard lock(moving_);
+    take_turn();
+  }
+  move_on();  // for whoever came meanwhile
   report.unwritten = feed_->stats().queued;
   feed_->forget_queue();
 }

@@ -39,29 +39,33 @@ void Cache::move_on() noexcept {
   again_ = true;
   while (again_ && moving_.try_lock()) {
     again_ = false;
-    try {
-      if (feed_) end_reads();
-      {
-        const std::lock_guard lock(mutex_);
-        for (const auto& [id, job] : jobs_) turn_.push_back(job);
-      }
-      for (const auto& job : turn_) {
-        if (move_job(*job)) end_job(job);
-      }
-      if (feed_) {
-        const auto where = [&](GroupIndex group, SlotIndex slot) { return place(group, slot); };
-        const auto corrupt = [&](GroupIndex group, std::span<const std::byte> key) {
-          forget_corrupt(group, key);
-        };
-        if (feed_->feed(*index_, where, corrupt, flushing_ > 0) || feed_->has_notes())
-          again_ = true;
-      }
-      if (index_->wants_trim()) static_cast<void>(index_->trim(most_trimmed));
-    } catch (...) {  // no memory: a later turn tries again
-    }
-    turn_.clear();
+    take_turn();
     moving_.unlock();
   }
+}
+
+// With moving_ held.
+void Cache::take_turn() noexcept {
+  try {
+    if (feed_) end_reads();
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [id, job] : jobs_) turn_.push_back(job);
+    }
+    for (const auto& job : turn_) {
+      if (move_job(*job)) end_job(job);
+    }
+    if (feed_) {
+      const auto where = [&](GroupIndex group, SlotIndex slot) { return place(group, slot); };
+      const auto corrupt = [&](GroupIndex group, std::span<const std::byte> key) {
+        forget_corrupt(group, key);
+      };
+      if (feed_->feed(*index_, where, corrupt, flushing_ > 0) || feed_->has_notes()) again_ = true;
+    }
+    if (index_->wants_trim()) static_cast<void>(index_->trim(most_trimmed));
+  } catch (...) {  // no memory: a later turn tries again
+  }
+  turn_.clear();
 }
 
 std::pair<const std::byte*, HostBlocks> Cache::place(GroupIndex group, SlotIndex slot) {
