@@ -127,20 +127,22 @@ TEST_F(LargeBlocks, WhatWasReadIsVerifiedWhileTheDiskStandsStill) {
 }
 
 TEST_F(LargeBlocks, WhatIsSummedAndWaitsForItsTurnIsInTheQueue) {
-  world.options.max_queued = 1;
+  world.options.max_queued = 2;
   DiskSlots& tier = world.open();
   world.files->set_plan(gate.plan("write"));
-  Ended ended;
+  Ended ended, wrong;
   ASSERT_EQ(try_put(0, ended.done()), DiskSubmit::accepted);
   ASSERT_TRUE(gate.has_seen(1));
   ASSERT_EQ(try_put(1, ended.done()), DiskSubmit::accepted);
-  EXPECT_EQ(try_put(2, ended.done()), DiskSubmit::full);
+  ASSERT_EQ(try_put(2, wrong.done(), 1), DiskSubmit::accepted);
+  EXPECT_EQ(wrong.wait_for(1).at(0).outcome, DiskOutcome::bad_data_sum);  // so 1 is summed
   EXPECT_EQ(tier.stats().queued, 1);
-  EXPECT_EQ(tier.stats().peak_queued, 1);
-  EXPECT_TRUE(comes_true([&] { return tier.stats().running == 1; }));
-  EXPECT_EQ(try_put(2, ended.done()), DiskSubmit::full);
+  ASSERT_EQ(try_put(3, ended.done()), DiskSubmit::accepted);
+  EXPECT_EQ(try_put(4, ended.done()), DiskSubmit::full);
+  EXPECT_EQ(tier.stats().queued, 2);
+  EXPECT_EQ(tier.stats().peak_queued, 2);
   gate.open();
-  for (const DiskResult& result : ended.wait_for(2)) EXPECT_EQ(result.outcome, DiskOutcome::ok);
+  for (const DiskResult& result : ended.wait_for(3)) EXPECT_EQ(result.outcome, DiskOutcome::ok);
 }
 
 // Summed or not: the disk has not been asked for it.
