@@ -65,11 +65,9 @@ void bind_cache_transfer(py::module_& module) {
                "Cancelled) or TimedOut.",
        .wait_on =
            "Work queued on `stream` from now on runs after this transfer, or after that stage of "
-           "it "
-           "and those before.\n"
+           "it and those before.\n"
            "Returns when all of it has been submitted: of a load, when what it reads from disk is "
-           "in "
-           "host memory.\n"
+           "in host memory.\n"
            "Raises its error if it has one by then; a later failure shows in its end alone."});
 }
 

@@ -202,8 +202,7 @@ void bind_transfer(py::module_& module) {
            "Cancelled) or TimedOut.",
        .wait_on =
            "Work queued on `stream` from now on runs after this transfer, or after that stage of "
-           "it "
-           "and those before.\n"
+           "it and those before.\n"
            "Raises the transfer's error if it has one by then; a later failure shows in its end "
            "alone."});
 }

@@ -44,7 +44,8 @@ class Disk:
     landing_blocks: host slots of each group, set aside for what comes from disk.
     max_writes: host blocks held for the disk at once.
     max_queued: reads, and as many writes, whose turn at the disk has not come.
-    workers: reads and writes at a time. There are a quarter more threads, for the checksums.
+    workers: reads and writes at a time. There are a quarter more threads, at least one, for
+        the checksums.
     sync: when what is written is made to survive a power cut: "never" by us, "on_close", or
         "each_write". What is read is right in any case.
     direct: past the page cache where the file system lets us.
