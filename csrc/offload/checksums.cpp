@@ -74,9 +74,10 @@ class Checksums::Core {
                             std::span<const std::uint32_t> positions) noexcept;
   void check_one(const TransferJob& job, std::size_t position, Found& found) noexcept;
 
-  const std::shared_ptr<Device> device_;
-  std::shared_ptr<BlockPool> pool_;  // none once it is closed
-  const std::size_t at_a_time_;      // blocks
+  // None once it is closed.
+  std::shared_ptr<Device> device_;
+  std::shared_ptr<BlockPool> pool_;
+  const std::size_t at_a_time_;  // blocks
 
   mutable std::mutex mutex_;  // over what follows; CopyQueue::begin_check() is below it
   std::condition_variable work_, worker_ended_;
@@ -101,14 +102,15 @@ void Checksums::Core::open(const std::shared_ptr<Core>& self, std::size_t worker
   }
 }
 
-// A thread has its share of the core until a moment after it has said that it ends. The pool must
-// not end there: the process may be at its exit by then, where pools are leaked.
+// A thread has its share of the core until a moment after it has said that it ends. Neither the pool
+// nor the device must end there: the process may be at its exit by then, where both are leaked.
 void Checksums::Core::close() noexcept {
   std::unique_lock lock(mutex_);
   closed_ = true;
   work_.notify_all();
   worker_ended_.wait(lock, [this] { return alive_ == 0; });
   const std::shared_ptr<BlockPool> pool = std::move(pool_);
+  const std::shared_ptr<Device> device = std::move(device_);
   lock.unlock();
 }
 
@@ -236,8 +238,9 @@ bool Checksums::Core::work_some(std::unique_lock<std::mutex>& lock) noexcept {
   Found found = check(*job, positions);
   lock.lock();
   if (!settle(*job, found)) return true;
+  const std::shared_ptr<Device> device = device_;
   lock.unlock();
-  device_->progress().bump();  // the job may be gone by now, and the pool
+  device->progress().bump();  // the job may be gone by now, and all of this closed
   lock.lock();
   return true;
 }
