@@ -1,7 +1,6 @@
 #include "bindings/bind_cache.hpp"
 
 #include "base/check.hpp"
-#include "bindings/keys_argument.hpp"
 
 namespace kvmem::bindings {
 
@@ -29,60 +28,6 @@ struct PyHit {
 
 // ---- arguments ----
 
-// A copy of the keys, for calls that let go of the GIL: whoever has the list may change it then.
-class OwnKeys {
- public:
-  explicit OwnKeys(const KeysArgument& given) : key_bytes_(given.key_bytes()) {
-    for (const std::byte* const key : given.pointers())
-      bytes_.insert(bytes_.end(), key, key + key_bytes_);
-    for (std::size_t i = 0; i < given.pointers().size(); ++i)
-      pointers_.push_back(bytes_.data() + i * key_bytes_);
-  }
-  [[nodiscard]] KeyPointers pointers() const noexcept { return pointers_; }
-  [[nodiscard]] std::size_t key_bytes() const noexcept { return key_bytes_; }
-
- private:
-  std::size_t key_bytes_;
-  std::vector<std::byte> bytes_;
-  std::vector<const std::byte*> pointers_;
-};
-
-// A sequence, of a cache with one group; else a dict of them by group. What it lacks has none.
-Cache::Blocks blocks_argument(const Cache& cache, const py::object& blocks, std::size_t keys) {
-  const auto& groups = cache.options().groups;
-  Cache::Blocks all(groups.size());
-  if (!py::isinstance<py::dict>(blocks)) {
-    KVMEM_EXPECTS(groups.size() == 1, "blocks is ", shown(blocks), ", and the cache has ",
-                  groups.size(), " groups: a dict by group is needed");
-    all[0] = ids_argument("blocks", blocks);
-    return all;
-  }
-  const py::dict given = blocks;
-  std::size_t named = 0;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    const py::str name(groups[g].name);
-    if (!given.contains(name)) {
-      all[g].assign(keys, -1);
-      continue;
-    }
-    ++named;
-    all[g] = ids_argument(text("blocks['", groups[g].name, "']").c_str(), given[name]);
-  }
-  KVMEM_EXPECTS(named == given.size(), "blocks is ", shown(blocks),
-                ", and names a group that the cache does not have");
-  return all;
-}
-
-// Now, before any waiting. With the GIL released: marking a stream is a device call.
-After taken_order(const Cache& cache, const Ordered& order) {
-  Manager& manager = *cache.options().groups.front().manager;  // all are of one runtime
-  After after;
-  for (const StreamHandle stream : order.streams) manager.add_stream(after, stream);
-  for (const EventHandle event : order.events) manager.add_event(after, event);
-  for (const auto& transfer : order.transfers) manager.add_transfer(after, *transfer);
-  return after;
-}
-
 Pending pending_argument(const std::string& pending) {
   KVMEM_EXPECTS(pending == "stop" || pending == "attach", "pending is '", pending,
                 "', neither 'stop' nor 'attach'");
@@ -95,56 +40,6 @@ Shared<Cache> make_cache(const py::dict& values) {
   CacheOptions options = cache_options(values);
   const Unlocked unlocked;
   return Cache::make(std::move(options));
-}
-
-// What of a store does not change while it waits for room.
-struct StoreArguments {
-  StoreArguments(const Shared<Cache>& cache, const py::object& given_keys,
-                 const py::object& given_blocks, const py::object& after, std::string own_owner,
-                 const std::string& given_priority)
-      : keys(KeysArgument(given_keys, cache->index().key_bytes())),
-        blocks(blocks_argument(*cache, given_blocks, keys.pointers().size())),
-        order(after_argument(after)),
-        owner(std::move(own_owner)),
-        priority(priority_argument(given_priority)) {}
-
-  // Without the GIL, and so is its end.
-  [[nodiscard]] Cache::Request request(const Cache& cache, double value) const {
-    return {.keys = keys.pointers(),
-            .key_bytes = keys.key_bytes(),
-            .owner = owner,
-            .after = taken_order(cache, order),
-            .priority = priority,
-            .value = value};
-  }
-
-  OwnKeys keys;
-  Cache::Blocks blocks;
-  Ordered order;
-  std::string owner;
-  Priority priority;
-};
-
-Shared<CacheTransfer> store(const Shared<Cache>& self, const py::object& keys,
-                            const py::object& blocks, const py::object& after,
-                            const std::string& owner, const std::string& priority, double value,
-                            const py::object& timeout) {
-  const StoreArguments given(self, keys, blocks, after, owner, priority);
-  const auto limit = timeout_argument(timeout);
-  const Unlocked unlocked;
-  return self->store(given.request(*self, value), given.blocks, limit, signals());
-}
-
-Shared<CacheTransfer> try_store(const Shared<Cache>& self, const py::object& keys,
-                                const py::object& blocks, const py::object& after,
-                                const std::string& owner, const std::string& priority,
-                                double value) {  // null, and so None, without room
-  const StoreArguments given(self, keys, blocks, after, owner, priority);
-  const Unlocked unlocked;
-  // What is wanted may have come back and only not been seen yet.
-  const auto request = given.request(*self, value);
-  if (auto transfer = self->try_store(request, given.blocks)) return transfer;
-  return {};
 }
 
 std::unique_ptr<PyHit> reserve(const Shared<Cache>& self, const py::object& keys,
@@ -262,26 +157,10 @@ void bind_hit(py::module_& module) {
       });
 }
 
-using Class = py::class_<Cache, Shared<Cache>>;
-
-void bind_copies(Class& cache) {
+void bind_loads(CacheClass& cache) {
   const auto kw = py::kw_only();
   const auto after = py::arg("after");
   cache
-      .def("store", &store, py::arg("keys"), py::arg("blocks"), kw, after, py::arg("owner") = "",
-           py::arg("priority") = "background", py::arg("value") = 1.0,
-           py::arg("timeout") = py::none(),
-           "Copies what is missing of the longest leading part of the keys that is admitted and "
-           "finds room, after\n"
-           "everything in `after`, and waits for that room. blocks: the device block of each key, "
-           "int64[keys], or a dict\n"
-           "of those by group, with -1 where a group has none. value: of these keys, for the "
-           "policy gdsf. Raises\n"
-           "PoolExhausted at the deadline, which says who holds what; InvalidArgument, Busy, "
-           "Closed, DeviceLost.")
-      .def("try_store", &try_store, py::arg("keys"), py::arg("blocks"), kw, after,
-           py::arg("owner") = "", py::arg("priority") = "background", py::arg("value") = 1.0,
-           "The same, or None where the first missing key finds no room.")
       .def("reserve", &reserve, py::arg("keys"), kw, py::arg("owner") = "",
            py::arg("pending") = "stop", py::arg("expires_seconds") = py::none(),
            "Finds the longest usable prefix over all tiers and holds it, in one step. pending: "
@@ -317,7 +196,7 @@ void bind_copies(Class& cache) {
       .def("__exit__", [](Cache& self, const py::args&) { close(self, py::float_(30.0)); });
 }
 
-void bind_books(Class& cache) {
+void bind_books(CacheClass& cache) {
   cache
       .def(
           "note_tokens",
@@ -369,9 +248,10 @@ void bind_cache(py::module_& module) {
   bind_cache_transfer(module);
   bind_cache_reports(module);
   bind_hit(module);
-  Class cache(module, "Cache", py::dynamic_attr());
+  CacheClass cache(module, "Cache", py::dynamic_attr());
   cache.def(py::init(&make_cache), py::arg("options"));
-  bind_copies(cache);
+  bind_stores(module, cache);
+  bind_loads(cache);
   bind_books(cache);
 }
 

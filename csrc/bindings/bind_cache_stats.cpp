@@ -123,6 +123,7 @@ py::dict cache_stats(const Cache& cache) {
   py::dict facts;
   facts["groups"] = groups_facts(cache, stats.index);
   facts["transfers"] = stats.transfers;
+  facts["waiters"] = stats.waiters;
   facts["landing_free"] = stats.landing_free;
   facts["stores"] = stats.stores;
   facts["stores_failed"] = stats.stores_failed;

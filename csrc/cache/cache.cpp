@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/check.hpp"
+#include "cache/pending_store.hpp"
 #include "cache/plan_guard.hpp"
 
 namespace kvmem {
@@ -73,6 +74,7 @@ std::shared_ptr<Cache> Cache::make(CacheOptions options) {
 Cache::Cache(CacheOptions options)
     : options_(std::move(options)),
       runtime_(options_.groups.front().manager->runtime()),
+      store_turns_(runtime_->device().progress()),
       memory_(0),
       owners_(options_.thrash, options_.max_owners),
       host_rate_{options_.host_bytes_per_second},
@@ -219,7 +221,8 @@ void Cache::start(const std::shared_ptr<CacheJob>& job) {
 }
 
 std::shared_ptr<CacheTransfer> Cache::store_some(const Request& request, const Blocks& blocks,
-                                                 std::optional<Admitted>& admitted) {
+                                                 std::optional<Admitted>& admitted,
+                                                 bool has_turn) {
   const auto pass = enter();
   std::vector<KeyRange> ranges = ranges_of(request.keys.size(), blocks);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -228,6 +231,9 @@ std::shared_ptr<CacheTransfer> Cache::store_some(const Request& request, const B
     groups_[g].manager->layout()->expect_blocks(its, true);
   }
   if (unfinished_ >= options_.max_transfers) return nullptr;
+  if (!has_turn && store_turns_.waiting() > 0 &&
+      index_->peek(request.keys, request.key_bytes) < request.keys.size())
+    return nullptr;
   if (!admitted) admitted = admit(request);
   for (KeyRange& range : ranges) {
     range.last = std::min(range.last, admitted->keys);
@@ -275,26 +281,30 @@ std::shared_ptr<CacheTransfer> Cache::store_some(const Request& request, const B
 
 std::shared_ptr<CacheTransfer> Cache::try_store(const Request& request, const Blocks& blocks) {
   std::optional<Admitted> admitted;
-  return store_some(request, blocks, admitted);
+  if (auto transfer = store_some(request, blocks, admitted, false)) return transfer;
+  runtime_->advance();  // what is wanted may have come back and only not been seen yet
+  return store_some(request, blocks, admitted, false);
 }
 
 std::shared_ptr<CacheTransfer> Cache::store(const Request& request, const Blocks& blocks,
                                             std::optional<double> timeout_seconds,
                                             const Runtime::Interrupt& interrupt) {
-  std::optional<Admitted> admitted;  // asked once: each time counts
-  std::shared_ptr<CacheTransfer> transfer;
-  const auto stored = [&] {
-    transfer = store_some(request, blocks, admitted);
-    return transfer != nullptr;
-  };
-  if (stored() ||
-      runtime_->wait_until(stored, runtime_->deadline_after(timeout_seconds), interrupt))
-    return transfer;
+  PendingStore pending(shared_from_this(), request, blocks);
+  const auto accepted = [&] { return pending.accepted(); };
+  if (accepted() ||
+      runtime_->wait_until(accepted, runtime_->deadline_after(timeout_seconds), interrupt))
+    return pending.take();
   if (unfinished_ >= options_.max_transfers) {
     throw PoolExhausted("the cache has max_transfers unfinished transfers",
                         {"max_transfers", 1, 0, options_.max_transfers, unfinished_, 0});
   }
   throw index_->exhausted(request.keys.size());
+}
+
+void Cache::tell_stores() noexcept {
+  if (store_turns_.waiting() == 0) return;
+  store_turns_.tell();
+  runtime_->device().progress().bump_for_waiters();
 }
 
 }  // namespace kvmem

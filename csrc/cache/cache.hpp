@@ -29,6 +29,7 @@
 #include "cache/index.hpp"
 #include "cache/key_memory.hpp"
 #include "cache/owner_books.hpp"
+#include "cache/store_turns.hpp"
 
 namespace kvmem {
 
@@ -78,6 +79,7 @@ struct Miss {
 struct CacheStats {
   IndexStats index;  // a disk's groups stand behind those of the host
   std::size_t transfers = 0, landing_free = 0;
+  std::size_t waiters = 0;  // stores that wait for room
   std::uint64_t stores = 0, stores_failed = 0, loads = 0, loads_failed = 0, cancelled = 0;  // ended
   std::uint64_t keys_loaded = 0;  // delivered, by loads that ended done or failed
   std::uint64_t blocks_stored = 0, blocks_from_host = 0, blocks_from_disk = 0;  // the same
@@ -117,11 +119,12 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
 
   // Stores the longest leading part that is admitted and finds room. Ended at once where there is
   // nothing to copy; job().refused may say why. Nothing when the first missing key finds no room,
-  // or max_transfers are unfinished. Throws InvalidArgument, Busy (a device block is being
-  // written), Closed, DeviceLost; nothing has changed then.
+  // or other stores wait for some, or max_transfers are unfinished. Throws InvalidArgument, Busy (a
+  // device block is being written), Closed, DeviceLost; nothing has changed then.
   [[nodiscard]] std::shared_ptr<CacheTransfer> try_store(const Request& request,
                                                          const Blocks& blocks);
-  // Waits for room. Throws PoolExhausted at the deadline, which says who holds what.
+  // Waits for room, behind those that came before. Throws PoolExhausted at the deadline, which says
+  // who holds what. PendingStore does the same without blocking.
   [[nodiscard]] std::shared_ptr<CacheTransfer> store(const Request& request, const Blocks& blocks,
                                                      std::optional<double> timeout_seconds,
                                                      const Runtime::Interrupt& interrupt = {});
@@ -174,6 +177,7 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
  private:
   friend class CacheHit;
   friend class CacheTransfer;
+  friend class PendingStore;
   struct Group {
     std::shared_ptr<Manager> manager;
     HostBlocks slots;  // all that is the cache's: of the index, and landing blocks
@@ -207,7 +211,9 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   [[nodiscard]] Admitted admit(const Request& request);
   [[nodiscard]] std::shared_ptr<CacheTransfer> store_some(const Request& request,
                                                           const Blocks& blocks,
-                                                          std::optional<Admitted>& admitted);
+                                                          std::optional<Admitted>& admitted,
+                                                          bool has_turn);
+  void tell_stores() noexcept;  // that there may be room
   [[nodiscard]] std::shared_ptr<CacheJob> new_job(CacheKind kind, const std::string& owner,
                                                   const After& after, Priority priority);
   void add_parts(CacheJob& job, GroupIndex group, const PlannedSlots& planned, bool from_disk);
@@ -246,6 +252,7 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   std::vector<Group> groups_;
   std::vector<GroupNeed> needs_;
   std::unique_ptr<DiskFeed> feed_;
+  StoreTurns store_turns_;
 
   std::mutex moving_;
   std::atomic<bool> again_{false};  // somebody came while another one was moving it on

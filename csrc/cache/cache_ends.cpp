@@ -177,6 +177,7 @@ void Cache::note_tokens(const std::string& owner, std::uint64_t count) {
 
 std::size_t Cache::drop_owner(const std::string& owner) {
   const std::size_t ended = index_->drop_owner(owner);
+  tell_stores();
   const std::lock_guard lock(mutex_);
   owners_.drop(owner);
   return ended;
@@ -206,14 +207,16 @@ std::size_t Cache::clear() {
 // And no later start finds it on disk. Whoever moves the cache on might give a slot that was let go
 // of here to another key before it is said to be erased.
 std::size_t Cache::remove(const std::function<std::size_t(std::vector<Index::Place>*)>& from) {
-  if (!feed_) return from(nullptr);
   std::size_t removed = 0;
-  {
+  if (feed_) {
     const std::lock_guard lock(moving_);
     std::vector<Index::Place> were;
     removed = from(&were);
     feed_->enqueue_erasures(were);
+  } else {
+    removed = from(nullptr);
   }
+  tell_stores();
   move_on();
   return removed;
 }
@@ -276,6 +279,7 @@ CacheCloseReport Cache::close(std::optional<double> timeout_seconds,
                               const Runtime::Interrupt& interrupt) {
   mark_.expect_same_process("the cache");
   gate_.close();
+  store_turns_.close();
   CacheCloseReport report;
   const auto deadline = runtime_->deadline_after(timeout_seconds);
   const auto quiet = [&] { return gate_.empty() && unfinished_ == 0; };  // in this order
@@ -324,6 +328,7 @@ CacheStats Cache::stats() const {
     for (const Group& group : groups_) stats.landing_free += group.landing_free.size();
   }
   stats.transfers = unfinished_;
+  stats.waiters = store_turns_.waiting();
   stats.index = index_->stats();
   if (feed_) {
     stats.feed = feed_->stats();

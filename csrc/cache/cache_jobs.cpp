@@ -27,11 +27,11 @@ bool passes(DiskOutcome outcome) {
 
 void Cache::submit_ready() noexcept {
   if (mark_.must_leak()) return;
-  if (unfinished_ > 0 || feed_) move_on();
+  if (unfinished_ > 0 || feed_ || store_turns_.waiting() > 0) move_on();
 }
 
 bool Cache::has_waiting() const noexcept {
-  return unfinished_ > 0 || (feed_ && feed_->has_work(flushing_ > 0));
+  return unfinished_ > 0 || store_turns_.waiting() > 0 || (feed_ && feed_->has_work(flushing_ > 0));
 }
 
 // Who finds another thread at it leaves a note, and that thread looks again.
@@ -66,6 +66,7 @@ void Cache::take_turn() noexcept {
   } catch (...) {  // no memory: a later turn tries again
   }
   turn_.clear();
+  store_turns_.tell();
 }
 
 std::pair<const std::byte*, HostBlocks> Cache::place(GroupIndex group, SlotIndex slot) {

@@ -92,6 +92,7 @@ void CacheHit::let_go() noexcept {
   if (!cache) return;
   try {
     cache->index_->release(plan_);
+    cache->tell_stores();
   } catch (...) {  // it expired, its owner was dropped, or this is a forked child
   }
 }
@@ -102,6 +103,7 @@ std::size_t CacheHit::keep(std::size_t length) {
   const std::size_t key_bytes = keys_.size() / length_;
   length_ = cache_->index_->keep(plan_, length);
   keys_.resize(length_ * key_bytes);
+  cache_->tell_stores();
   if (length_ > 0) return length_;
   plan_ = 0;  // it has ended
   cache_ = nullptr;

@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from . import _core
 
 if TYPE_CHECKING:
     from ._core import CacheTransfer, HostBlocks, Transfer
 
-_Started = TypeVar("_Started", bound="Transfer")
+_Started = TypeVar("_Started", covariant=True)
 
 
 class _Wakes:
@@ -118,7 +118,13 @@ async def acquire(pool: _core.BlockPool, count: int) -> HostBlocks:
             ticket.drop()  # now: the traceback of a cancelled task may live long
 
 
-async def start(draft: _core._Draft[_Started]) -> _Started:
+class _Draft(Protocol[_Started]):
+    def granted(self, wakes: _core._WakeList, token: int, /) -> bool: ...
+    def start(self) -> _Started: ...
+    def drop(self) -> None: ...
+
+
+async def start(draft: _Draft[_Started]) -> _Started:
     """Waits until the drafted transfer can be accepted, and accepts it."""
     try:
         await _until(draft.granted)

@@ -729,6 +729,11 @@ class CacheHit:
     def __enter__(self) -> Self: ...
     def __exit__(self, *args: object) -> None: ...
 
+class _StoreDraft:
+    def granted(self, wakes: _WakeList, token: int, /) -> bool: ...
+    def start(self) -> CacheTransfer: ...
+    def drop(self) -> None: ...
+
 class Cache:
     def __init__(self, options: dict[str, Any]) -> None: ...
     def store(
@@ -752,6 +757,16 @@ class Cache:
         priority: _Priority = "background",
         value: float = 1.0,
     ) -> CacheTransfer | None: ...
+    def _draft_store(
+        self,
+        keys: _Keys,
+        blocks: _Blocks,
+        after: object,
+        owner: str,
+        priority: _Priority,
+        value: float,
+        /,
+    ) -> _StoreDraft: ...
     def reserve(
         self,
         keys: _Keys,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
-from . import _core
+from . import _async, _core
 from ._core import Advice, CacheCloseReport, CacheHit, CacheTransfer
 from ._manifests import Manifests
 from ._shown import shown
@@ -203,6 +203,23 @@ class Cache(_core.Cache):
     @property
     def manifest(self) -> Manifest | None:
         return self._manifest
+
+    def store_async(
+        self,
+        keys: _core._Keys,
+        blocks: _core._Blocks,
+        *,
+        after: object,
+        owner: str = "",
+        priority: Literal["demand", "background"] = "background",
+        value: float = 1.0,
+    ) -> Coroutine[Any, Any, CacheTransfer]:
+        """store(), to be awaited instead of blocking.
+
+        `keys`, `blocks` and `after` are taken by the call, before any await. Cancelling the task
+        before the store is accepted gives up its place, and nothing is stored.
+        """
+        return _async.start(self._draft_store(keys, blocks, after, owner, priority, value))
 
     def advise(
         self,
