@@ -1,4 +1,5 @@
-// What a worker does with a call.
+// What a worker does with a call, and what its end says of its slot and of the tier.
+#include <algorithm>
 #include <cerrno>
 #include <new>
 #include <utility>
@@ -11,19 +12,12 @@ namespace kvmem::detail {
 
 namespace {
 
-DiskResult failed(int error) {
-  switch (error) {
-    case ENODATA:
-      return {DiskOutcome::truncated, 0, 0};
-    case EAGAIN:
-    case ENOMEM:
-    case ENOBUFS:
-    case EMFILE:
-    case ENFILE:
-      return {DiskOutcome::shortage, error, 0};
-    default:
-      return {DiskOutcome::io_error, error, 0};
-  }
+DiskResult failed(int error) { return {outcome_of(error), std::max(error, 0), 0}; }
+
+// The file system is gone or going, whatever the slot.
+bool is_of_the_volume(int error) {
+  return error == ENOENT || error == ESTALE || error == ENODEV || error == ENXIO ||
+         error == ENOTCONN || error == EROFS || error == ENOTDIR;
 }
 
 // In the order in which a difference says most.
@@ -64,13 +58,13 @@ DiskResult DiskCore::sum(DiskCall& call) noexcept {
 DiskCore::Ended DiskCore::move(DiskCall& call, HeaderBlock& block) noexcept {
   Ended ended;
   try {
-    std::shared_ptr<Volume> here = volume();
+    std::shared_ptr<Volume> here = volume_for(call);
     if (call.reads()) {
       ended.result = read(*here, call, block);
     } else if (const int error = here->in_place(call.slot()); error != 0 && !call.probe) {
       ended.result = failed(error);
     } else {
-      if (error != 0) here = remake(*here);
+      if (error != 0) here = remake(*here, call);
       ended.result = write(*here, call, block);
     }
   } catch (const std::bad_alloc&) {
@@ -114,14 +108,78 @@ DiskResult DiskCore::write(Volume& volume, DiskCall& call, HeaderBlock& block) {
   return error == 0 ? DiskResult{} : failed(error);
 }
 
-std::shared_ptr<Volume> DiskCore::remake(const Volume& former) {
+std::shared_ptr<Volume> DiskCore::volume_for(DiskCall& call) const {
+  const std::lock_guard lock(mutex_);
+  call.volume = stats_.remade;
+  return volume_;
+}
+
+std::shared_ptr<Volume> DiskCore::remake(const Volume& former, DiskCall& call) {
   std::shared_ptr<Volume> made = Volume::open(options_, geometry_, &former);
+  std::string why_empty = made->why_empty();
   const std::lock_guard lock(mutex_);
   for (SlotUse& use : slots_) use.retired = false;
   stats_.retired = 0;
-  ++stats_.remade;
+  call.volume = ++stats_.remade;
+  if (!why_empty.empty()) stats_.why_empty = std::move(why_empty);
   volume_ = made;
   return made;
+}
+
+void DiskCore::settle(const DiskCall& call, Ended& ended) noexcept {
+  const DiskResult& result = ended.result;
+  DiskCounts& counts = call.reads() ? stats_.reads : stats_.writes;
+  ++counts.ended[static_cast<std::size_t>(result.outcome)];
+  if (result.outcome == DiskOutcome::ok) {
+    ++counts.calls;
+    counts.bytes += call.header.payload_bytes;
+  }
+  if (call.reads()) {
+    settle_read(call, result);
+  } else {
+    settle_write(call, ended);
+  }
+}
+
+// What a call met on a volume that was remade meanwhile says nothing of the one there is.
+void DiskCore::settle_read(const DiskCall& call, const DiskResult& result) noexcept {
+  SlotUse& use = slots_[call.slot()];
+  --use.readers;
+  if (!is_of_now(call)) return;
+  const bool failed = result.outcome == DiskOutcome::io_error;
+  if (failed && is_of_the_volume(result.error)) {
+    degrade({"reading", result.error, {}});
+  } else if (!use.retired && (failed || result.outcome == DiskOutcome::bad_data_sum ||
+                              result.outcome == DiskOutcome::bad_header_sum)) {
+    use.retired = true;
+    ++stats_.retired;
+  }
+}
+
+void DiskCore::settle_write(const DiskCall& call, Ended& ended) noexcept {
+  const DiskResult& result = ended.result;
+  SlotUse& use = slots_[call.slot()];
+  use.writing = false;
+  if (result.outcome == DiskOutcome::io_error && !use.retired && is_of_now(call))
+    degrade({"writing", result.error, std::move(ended.trouble)});
+  if (!call.probe) return;
+  probing_ = false;
+  next_probe_ = next_probe();
+  if (result.outcome == DiskOutcome::ok) trouble_.doing = nullptr;
+}
+
+// What fails meanwhile does not put the next attempt off.
+void DiskCore::degrade(Trouble trouble) noexcept {
+  if (trouble_.doing == nullptr) {
+    ++stats_.degradations;
+    next_probe_ = next_probe();
+  }
+  trouble_ = std::move(trouble);
+}
+
+DiskClock::time_point DiskCore::next_probe() const noexcept {
+  constexpr std::chrono::nanoseconds for_good = std::chrono::years(100);
+  return DiskClock::now() + std::min(options_.probe_after, for_good);
 }
 
 }  // namespace kvmem::detail

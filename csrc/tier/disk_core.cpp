@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/signals.hpp"
 
 namespace kvmem::detail {
 
@@ -16,16 +19,21 @@ double seconds_since(DiskClock::time_point then) {
   return std::chrono::duration<double>(DiskClock::now() - then).count();
 }
 
-// The file system is gone or going, whatever the slot.
-bool is_of_the_volume(int error) {
-  return error == ENOENT || error == ESTALE || error == ENODEV || error == ENXIO ||
-         error == ENOTCONN || error == EROFS || error == ENOTDIR;
+// A relative path follows the program when it changes its folder: another tier would be made there.
+DiskOptions with_whole_path(DiskOptions options) {
+  if (options.path.empty()) return options;  // which is refused
+  std::error_code error;
+  const std::filesystem::path whole = std::filesystem::absolute(options.path, error);
+  if (error)
+    throw Error(text("disk tier: cannot tell where ", options.path, " is: ", error.message()));
+  options.path = whole.string();
+  return options;
 }
 
 }  // namespace
 
 DiskCore::DiskCore(const DiskOptions& options)
-    : options_(options), geometry_(DiskGeometry::of(options)) {
+    : options_(with_whole_path(options)), geometry_(DiskGeometry::of(options)) {
   const auto begin = DiskClock::now();
   volume_ = Volume::open(options_, geometry_);
   slots_.resize(geometry_.slots);
@@ -38,11 +46,12 @@ DiskCore::DiskCore(const DiskOptions& options)
   stats_.slots = geometry_.slots;
   stats_.slot_bytes = geometry_.slot_bytes;
   stats_.recovered = scan.found.size();
-  stats_.superseded = scan.superseded;
+  stats_.superseded = scan.superseded.size();
   stats_.scanned = scan.headers;
   stats_.why_empty = volume_->why_empty();
   generation_ = scan.last_generation;
   found_ = std::move(scan.found);
+  superseded_ = std::move(scan.superseded);
 }
 
 void DiskCore::start() {
@@ -50,6 +59,7 @@ void DiskCore::start() {
   // While some sum a block, which takes a fourth of the time of a call, others are at these.
   const auto count = static_cast<std::size_t>(options_.workers + (options_.workers + 3) / 4);
   workers_.resize(count);
+  const SignalsBlocked blocked;
   try {
     for (; alive_ < count; ++alive_)
       workers_[alive_].thread =
@@ -65,9 +75,9 @@ std::vector<FoundSlot> DiskCore::take_found() {
   return std::exchange(found_, {});
 }
 
-std::shared_ptr<Volume> DiskCore::volume() const {
+std::vector<FoundSlot> DiskCore::take_superseded() {
   const std::lock_guard lock(mutex_);
-  return volume_;
+  return std::exchange(superseded_, {});
 }
 
 // --- the queue
@@ -75,6 +85,7 @@ std::shared_ptr<Volume> DiskCore::volume() const {
 
 DiskSubmit DiskCore::submit(DiskCall& call) {
   DiskCalls now;
+  std::shared_ptr<DiskCore> self;  // outlives the call, whoever destroys the tier beside it
   bool more = false;
   {
     const std::lock_guard lock(mutex_);
@@ -101,7 +112,10 @@ DiskSubmit DiskCore::submit(DiskCall& call) {
     }
     stats_.peak_queued = std::max(stats_.peak_queued, reads_.size() + writes_waiting());
     more = is_more_ready();
-    callers_ += now.size();
+    if (!now.empty()) {
+      self = shared_from_this();
+      ++callers_;
+    }
   }
   if (!now.empty()) work_now(now);
   if (more) work_.notify_one();
@@ -111,10 +125,8 @@ DiskSubmit DiskCore::submit(DiskCall& call) {
 // By the calling thread.
 void DiskCore::work_now(DiskCalls& one) {
   HeaderBlock block;
-  finish(one.front(), move(one.front(), block));
-  const std::lock_guard lock(mutex_);
-  --callers_;
-  quiet_.notify_all();
+  Ended ended = move(one.front(), block);
+  finish(one.front(), std::move(ended));
 }
 
 DiskSubmit DiskCore::admit(DiskCall& call) {
@@ -142,7 +154,7 @@ bool DiskCore::is_stalled() const {
 std::size_t DiskCore::running() const {
   const auto busy =
       std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.busy; });
-  return static_cast<std::size_t>(busy) + unverified_.size() + callers_;
+  return static_cast<std::size_t>(busy) + unverified_.size() + callers_ + (syncing_ ? 1 : 0);
 }
 
 // For their turn at the disk.
@@ -161,6 +173,7 @@ std::size_t DiskCore::expire() {
         const auto late = std::ranges::find_if(*queue, is_late);
         if (late == queue->end()) continue;
         one.splice(one.begin(), *queue, late);
+        ++callers_;
         break;
       }
     }
@@ -175,6 +188,9 @@ void DiskCore::finish(DiskCall& call, Ended ended) noexcept {
     settle(call, ended);
   }
   tell(call, ended.result);
+  const std::lock_guard lock(mutex_);
+  --callers_;
+  quiet_.notify_all();
 }
 
 // What the caller lent goes home with the callback.
@@ -269,50 +285,6 @@ void DiskCore::take(DiskStep& step, HeaderBlock& block) noexcept {
   step.one.clear();
 }
 
-void DiskCore::settle(const DiskCall& call, Ended& ended) noexcept {
-  const DiskResult& result = ended.result;
-  DiskCounts& counts = call.reads() ? stats_.reads : stats_.writes;
-  ++counts.ended[static_cast<std::size_t>(result.outcome)];
-  if (result.outcome == DiskOutcome::ok) {
-    ++counts.calls;
-    counts.bytes += call.header.payload_bytes;
-  }
-  if (call.reads()) {
-    settle_read(result, slots_[call.slot()]);
-  } else {
-    slots_[call.slot()].writing = false;
-    settle_write(call, ended);
-  }
-}
-
-void DiskCore::settle_read(const DiskResult& result, SlotUse& use) noexcept {
-  --use.readers;
-  const bool failed = result.outcome == DiskOutcome::io_error;
-  if (failed && is_of_the_volume(result.error)) {
-    degrade({"reading", result.error, {}});
-  } else if (!use.retired && (failed || result.outcome == DiskOutcome::bad_data_sum ||
-                              result.outcome == DiskOutcome::bad_header_sum)) {
-    use.retired = true;
-    ++stats_.retired;
-  }
-}
-
-void DiskCore::settle_write(const DiskCall& call, Ended& ended) noexcept {
-  const DiskResult& result = ended.result;
-  if (result.outcome == DiskOutcome::io_error && !slots_[call.slot()].retired)
-    degrade({"writing", result.error, std::move(ended.trouble)});
-  if (!call.probe) return;
-  probing_ = false;
-  next_probe_ = DiskClock::now() + options_.probe_after;
-  if (result.outcome == DiskOutcome::ok) trouble_.doing = nullptr;
-}
-
-void DiskCore::degrade(Trouble trouble) noexcept {
-  if (trouble_.doing == nullptr) ++stats_.degradations;
-  trouble_ = std::move(trouble);
-  next_probe_ = DiskClock::now() + options_.probe_after;
-}
-
 // --- the end
 // --------------------------------------------------------------------------------------
 
@@ -341,6 +313,8 @@ DiskStats DiskCore::stats() const {
 }
 
 DiskCloseReport DiskCore::close(std::chrono::nanoseconds within) {
+  constexpr std::chrono::nanoseconds day = std::chrono::hours(24);
+  const auto deadline = DiskClock::now() + std::min(within, day);
   DiskCloseReport report;
   DiskCalls dropped;
   {
@@ -348,27 +322,53 @@ DiskCloseReport DiskCore::close(std::chrono::nanoseconds within) {
     closed_ = true;
     for (DiskCalls* const queue : {&reads_, &writes_, &unsummed_})
       dropped.splice(dropped.end(), *queue);
+    callers_ += dropped.size();
   }
   work_.notify_all();
   for (DiskCall& call : dropped) finish(call, {{DiskOutcome::closed, 0, 0}, {}});
   report.dropped = dropped.size();
 
   std::unique_lock lock(mutex_);
-  const auto most = std::min<std::chrono::nanoseconds>(within, std::chrono::hours(24));
-  if (!quiet_.wait_for(lock, most, [&] { return running() == 0; })) {
+  if (!quiet_.wait_until(lock, deadline, [&] { return running() == 0; })) {
     report.running = running();
     return report;
   }
   quiet_.wait(lock, [&] { return alive_ == 0; });  // they find nothing more to do
   std::vector<Worker> ended = std::exchange(workers_, {});
-  const std::shared_ptr<Volume> volume = std::exchange(volume_, nullptr);
+  std::shared_ptr<Volume> volume = std::exchange(volume_, nullptr);
   const std::shared_ptr<DiskCore> last = std::exchange(self_, nullptr);
+  const bool syncs = volume && options_.sync == DiskSync::on_close;
+  syncing_ |= syncs;
   lock.unlock();
   for (Worker& worker : ended) {
     if (worker.thread.joinable()) worker.thread.join();
   }
-  if (volume && options_.sync == DiskSync::on_close) report.sync_error = volume->sync_all();
+  if (syncs) sync_beside(std::move(volume));
+  volume.reset();
+  lock.lock();
+  quiet_.wait_until(lock, deadline, [&] { return running() == 0; });
+  report.running = running();
+  report.sync_error = sync_error_;
   return report;
+}
+
+// By a thread of its own, for which close() waits no longer than it may.
+void DiskCore::sync_beside(std::shared_ptr<Volume> volume) {
+  const auto given = std::make_shared<std::shared_ptr<Volume>>(std::move(volume));
+  const auto sync = [core = shared_from_this(), given] {
+    const int error = (*given)->sync_all();
+    given->reset();  // and the folder is free
+    const std::lock_guard lock(core->mutex_);
+    core->sync_error_ = error;
+    core->syncing_ = false;
+    core->quiet_.notify_all();
+  };
+  const SignalsBlocked blocked;
+  try {
+    std::thread(sync).detach();
+  } catch (const std::exception&) {  // no thread to be had: then it takes what it takes
+    sync();
+  }
 }
 
 void DiskCore::abandon() noexcept {

@@ -24,7 +24,8 @@ struct DiskCall {
   std::optional<std::uint32_t> source_sum;  // once summed: what it is
   std::byte* target = nullptr;
   DiskDone done;
-  bool probe = false;  // a degraded tier's attempt
+  bool probe = false;        // a degraded tier's attempt
+  std::uint64_t volume = 0;  // that it ran on: how often it had been remade by then
   DiskClock::time_point queued;
 
   [[nodiscard]] bool reads() const noexcept { return kind == Kind::read; }
@@ -50,6 +51,7 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   void start();  // the workers, which hold the core; it is closed or abandoned after that
 
   [[nodiscard]] std::vector<FoundSlot> take_found();
+  [[nodiscard]] std::vector<FoundSlot> take_superseded();
   // With the call checked by itself. Takes it if it is accepted.
   [[nodiscard]] DiskSubmit submit(DiskCall& call);
   std::size_t expire();
@@ -84,6 +86,7 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
 
   void work(std::size_t number);
   void work_now(DiskCalls& one);
+  void sync_beside(std::shared_ptr<Volume> volume);
   [[nodiscard]] bool is_summed_apart(const DiskCall& call) const noexcept {
     return options_.workers > 0 && call.header.payload_bytes >= 256 << 10;
   }
@@ -93,8 +96,8 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   [[nodiscard]] Ended move(DiskCall& call, HeaderBlock& block) noexcept;
   [[nodiscard]] DiskResult read(Volume& volume, DiskCall& call, HeaderBlock& block);
   [[nodiscard]] DiskResult write(Volume& volume, DiskCall& call, HeaderBlock& block);
-  [[nodiscard]] std::shared_ptr<Volume> volume() const;
-  [[nodiscard]] std::shared_ptr<Volume> remake(const Volume& former);
+  [[nodiscard]] std::shared_ptr<Volume> volume_for(DiskCall& call) const;
+  [[nodiscard]] std::shared_ptr<Volume> remake(const Volume& former, DiskCall& call);
 
   // With the lock held.
   [[nodiscard]] DiskSubmit admit(DiskCall& call);
@@ -102,15 +105,19 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   [[nodiscard]] bool is_more_ready();
   [[nodiscard]] bool begin(DiskStep& step);
   void settle(const DiskCall& call, Ended& ended) noexcept;
-  void settle_read(const DiskResult& result, SlotUse& use) noexcept;
+  void settle_read(const DiskCall& call, const DiskResult& result) noexcept;
   void settle_write(const DiskCall& call, Ended& ended) noexcept;
   void degrade(Trouble trouble) noexcept;
+  [[nodiscard]] DiskClock::time_point next_probe() const noexcept;
+  [[nodiscard]] bool is_of_now(const DiskCall& call) const noexcept {
+    return call.volume == stats_.remade;
+  }
   [[nodiscard]] bool is_stalled() const;
   [[nodiscard]] std::size_t writes_waiting() const;
   [[nodiscard]] std::size_t running() const;
 
   // Without it.
-  void finish(DiskCall& call, Ended ended) noexcept;  // settles, and tells
+  void finish(DiskCall& call, Ended ended) noexcept;  // settles and tells one of `callers_`
   static void tell(DiskCall& call, DiskResult result) noexcept;
 
   const DiskOptions options_;
@@ -119,15 +126,17 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   mutable std::mutex mutex_;        // over what follows
   std::condition_variable work_, quiet_;
   std::shared_ptr<Volume> volume_;
-  std::vector<FoundSlot> found_;
+  std::vector<FoundSlot> found_, superseded_;
   std::vector<SlotUse> slots_;
   DiskCalls reads_, writes_;              // to be moved
   DiskCalls unverified_, unsummed_;       // reads and writes, to be summed
   std::size_t moving_ = 0, summing_ = 0;  // of `summing_` only writes
-  std::size_t callers_ = 0;               // at a call of their own: there are no workers
+  std::size_t callers_ = 0;  // calls in the hands of who called: there are no workers, or they were
+                             // dropped and are being told
   std::vector<Worker> workers_;
   std::size_t alive_ = 0;
-  bool closed_ = false;
+  bool closed_ = false, syncing_ = false;
+  int sync_error_ = 0;
   std::uint64_t generation_ = 0;
   Trouble trouble_;
   bool probing_ = false;

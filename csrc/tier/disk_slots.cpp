@@ -53,6 +53,11 @@ std::vector<FoundSlot> DiskSlots::take_found() {
   return core_->take_found();
 }
 
+std::vector<FoundSlot> DiskSlots::take_superseded() {
+  mark_.expect_same_process("a disk tier");
+  return core_->take_superseded();
+}
+
 DiskSubmit DiskSlots::try_write(SlotIndex slot, const DiskRecord& record, const std::byte* source,
                                 DiskDone done) {
   mark_.expect_same_process("a disk tier");

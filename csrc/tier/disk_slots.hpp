@@ -19,7 +19,7 @@
 // Trouble: a slot whose data or header cannot be read is retired until the tier is opened again. A
 // failed write, and folders that are gone, degrade the tier: reads go on, writes are refused at
 // once, except one in `probe_after` that tries, remaking what is gone. When it succeeds all is well
-// again. Workers never end.
+// again. Workers never end, and run no signal handlers.
 //
 // Threads: any call from any thread; one short leaf lock. In a forked child calls throw Forked and
 // the destructor does nothing; a child keeps the lock of the folder until it ends or executes.
@@ -52,7 +52,7 @@ enum class DiskSync : std::uint8_t {
 };
 
 struct DiskOptions {
-  std::string path;  // a folder; made if missing
+  std::string path;  // a folder; made if missing. A relative one is looked up once
   std::size_t block_bytes = 0;
   std::size_t capacity_bytes = 0;  // on disk, headers included
   std::size_t key_bytes = 16;
@@ -125,7 +125,7 @@ struct DiskStats {
   std::uint64_t degradations = 0, remade = 0;
   bool direct = false;
   std::string why_not_direct;
-  std::string why_empty;  // what was there at the start and not kept, or nothing
+  std::string why_empty;  // what was there when it was opened or remade and not kept, or nothing
   std::uint64_t recovered = 0, superseded = 0;
   std::array<std::uint64_t, disk_outcomes> scanned{};  // headers at the start, by what they were
   double open_seconds = 0, scan_seconds = 0;
@@ -133,8 +133,10 @@ struct DiskStats {
 
 struct DiskCloseReport {
   std::size_t dropped = 0;  // in the queue; each was told `closed`
-  std::size_t running = 0;  // still in a call of the system, each with a thread and its buffers
-  int sync_error = 0;
+  // Still in a call of the system, each with a thread and its buffers; or being told by another
+  // close() or by expire(); or the sync.
+  std::size_t running = 0;
+  int sync_error = 0;  // of the sync, once it has ended
 };
 
 namespace detail {
@@ -158,6 +160,9 @@ class DiskSlots {
   // What the headers told, once: of a key in a group and manifest only the latest. Slots not listed
   // are free.
   [[nodiscard]] std::vector<FoundSlot> take_found();
+  // Of those keys the older slots, once. When the latest is erased and one of these is not, the next
+  // start finds that one.
+  [[nodiscard]] std::vector<FoundSlot> take_superseded();
 
   // Throw InvalidArgument for a slot out of range, a key or payload of the wrong size, a buffer
   // that is null or not page-aligned; then nothing was accepted.
@@ -178,8 +183,9 @@ class DiskSlots {
   [[nodiscard]] std::uint32_t capacity() const noexcept;
   [[nodiscard]] bool is_retired(SlotIndex slot) const;
   [[nodiscard]] DiskStats stats() const;
-  // Drops what waits, waits for what runs. Again: finds less to do. Whatever runs behind its back
-  // keeps the lock of the folder.
+  // Drops what waits, waits for what runs, and for the sync of DiskSync::on_close, which a thread
+  // of its own makes. Again: finds less to do. Whatever runs behind its back keeps the lock of the
+  // folder.
   DiskCloseReport close(std::chrono::nanoseconds within);
 
  private:

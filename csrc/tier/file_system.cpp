@@ -13,43 +13,76 @@
 #include <system_error>
 #include <utility>
 
+#include "base/signals.hpp"
+
 namespace kvmem {
 
 namespace {
 
 int why(int answer) { return answer == 0 ? 0 : errno; }
 
+// Again for as long as signals interrupt it. Not of close(): the descriptor is gone even so.
+template <class Call>
+auto uninterrupted(const Call& call) {
+  auto answer = call();
+  while (answer < 0 && errno == EINTR) answer = call();
+  return answer;
+}
+
 class KernelFile final : public DiskFile {
  public:
-  KernelFile(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
+  explicit KernelFile(std::string path) : path_(std::move(path)) {}
   KernelFile(const KernelFile&) = delete;
   KernelFile& operator=(const KernelFile&) = delete;
-  ~KernelFile() override { ::close(descriptor_); }
+  ~KernelFile() override {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  [[nodiscard]] int open() {
+    constexpr int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    descriptor_ = uninterrupted([&] { return ::open(path_.c_str(), flags, 0600); });
+    return descriptor_ >= 0 ? 0 : errno;
+  }
 
   std::int64_t read(std::span<const iovec> parts, std::uint64_t at) override {
-    const ssize_t done =
-        preadv(descriptor_, parts.data(), static_cast<int>(parts.size()), static_cast<off_t>(at));
+    const ssize_t done = uninterrupted([&] {
+      return preadv(descriptor_, parts.data(), static_cast<int>(parts.size()),
+                    static_cast<off_t>(at));
+    });
     return done >= 0 ? done : -errno;
   }
   std::int64_t write(std::span<const iovec> parts, std::uint64_t at) override {
-    const ssize_t done =
-        pwritev(descriptor_, parts.data(), static_cast<int>(parts.size()), static_cast<off_t>(at));
+    const ssize_t done = uninterrupted([&] {
+      return pwritev(descriptor_, parts.data(), static_cast<int>(parts.size()),
+                     static_cast<off_t>(at));
+    });
     return done >= 0 ? done : -errno;
   }
-  int sync() override { return why(fdatasync(descriptor_)); }
+  int sync() override {
+    return why(uninterrupted([&] { return fdatasync(descriptor_); }));
+  }
 
   int reserve(std::uint64_t bytes) override {
+    // tmpfs takes back what it has when a signal comes: with a timer it would never end.
+    const SignalsBlocked blocked;
     const auto size = static_cast<off_t>(bytes);
-    const int error = why(fallocate(descriptor_, 0, 0, size));
+    int error = why(uninterrupted([&] { return fallocate(descriptor_, 0, 0, size); }));
+    if (error != EOPNOTSUPP) return error;
     // Where the file system has no such call, the library writes zeros.
-    return error == EOPNOTSUPP ? posix_fallocate(descriptor_, 0, size) : error;
+    do error = posix_fallocate(descriptor_, 0, size);
+    while (error == EINTR);
+    return error;
   }
   int resize(std::uint64_t bytes) override {
-    return why(ftruncate(descriptor_, static_cast<off_t>(bytes)));
+    const auto size = static_cast<off_t>(bytes);
+    return why(uninterrupted([&] { return ftruncate(descriptor_, size); }));
   }
-  std::uint64_t bytes() override {
+  std::int64_t bytes() override {
     struct stat facts{};
-    return fstat(descriptor_, &facts) == 0 ? static_cast<std::uint64_t>(facts.st_size) : 0;
+    return fstat(descriptor_, &facts) == 0 ? std::int64_t{facts.st_size} : -errno;
+  }
+  bool is_unlinked() override {
+    struct stat facts{};
+    return fstat(descriptor_, &facts) == 0 && facts.st_nlink == 0;
   }
   int set_direct(bool direct) override {
     const int flags = fcntl(descriptor_, F_GETFL);
@@ -61,35 +94,44 @@ class KernelFile final : public DiskFile {
     if (fstat(descriptor_, &here) != 0 || stat(path_.c_str(), &there) != 0) return errno;
     return here.st_ino == there.st_ino && here.st_dev == there.st_dev ? 0 : ENOENT;
   }
-  int lock() override { return why(flock(descriptor_, LOCK_EX | LOCK_NB)); }
+  int lock() override {
+    return why(uninterrupted([&] { return flock(descriptor_, LOCK_EX | LOCK_NB); }));
+  }
 
  private:
-  const int descriptor_;
+  int descriptor_ = -1;
   const std::string path_;
 };
 
 class Kernel final : public FileSystem {
  public:
   Opened open(const std::string& path) override {
-    const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (descriptor < 0) return {nullptr, errno};
-    return {std::make_unique<KernelFile>(descriptor, path), 0};
+    auto file = std::make_unique<KernelFile>(path);
+    if (const int error = file->open()) return {nullptr, error};
+    return {std::move(file), 0};
   }
 
   Folder look(const std::string& path) override {
     Folder folder;
     struct stat facts{};
-    DIR* const stream = stat(path.c_str(), &facts) == 0 ? opendir(path.c_str()) : nullptr;
+    struct Close {
+      void operator()(DIR* stream) const { closedir(stream); }
+    };
+    const bool is_there = stat(path.c_str(), &facts) == 0;
+    const std::unique_ptr<DIR, Close> stream(is_there ? opendir(path.c_str()) : nullptr);
     if (stream == nullptr) {
       folder.error = errno;
       return folder;
     }
     folder.ours = facts.st_uid == geteuid();
-    while (const dirent* entry = readdir(stream)) {
+    for (;;) {
+      errno = 0;  // nothing else tells an error from the end
+      const dirent* const entry = readdir(stream.get());
+      if (entry == nullptr) break;
       const std::string name = entry->d_name;
       if (name != "." && name != "..") folder.names.push_back(name);
     }
-    closedir(stream);
+    folder.error = errno;
     return folder;
   }
 
@@ -108,9 +150,10 @@ class Kernel final : public FileSystem {
   int remove(const std::string& path) override { return why(unlink(path.c_str())); }
 
   int sync_folder(const std::string& path) override {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    constexpr int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+    const int descriptor = uninterrupted([&] { return ::open(path.c_str(), flags); });
     if (descriptor < 0) return errno;
-    const int error = why(fsync(descriptor));
+    const int error = why(uninterrupted([&] { return fsync(descriptor); }));
     ::close(descriptor);
     return error;
   }

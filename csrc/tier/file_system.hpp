@@ -1,8 +1,9 @@
 // What the disk tier asks of a file system, as one seam: the kernel's calls by default, memory that
 // loses, reorders and refuses in tests.
 //
-// Calls answer as the kernel does, with an error number and no exception, and try nothing twice.
-// Any thread; several may read and write one file at once.
+// Calls answer as the kernel does, with an error number; they throw for want of memory only, and
+// try nothing twice but what a signal interrupted. Any thread; several may read and write one file
+// at once.
 #pragma once
 
 #include <sys/uio.h>
@@ -25,7 +26,9 @@ class DiskFile {
   [[nodiscard]] virtual int sync() = 0;  // what was written survives a power cut
   [[nodiscard]] virtual int reserve(std::uint64_t bytes) = 0;  // that much space is the file's
   [[nodiscard]] virtual int resize(std::uint64_t bytes) = 0;
-  [[nodiscard]] virtual std::uint64_t bytes() = 0;
+  [[nodiscard]] virtual std::int64_t bytes() = 0;  // or the negative error number
+  // Its space goes with it: nobody finds it any more, under no name. A file moved away has one.
+  [[nodiscard]] virtual bool is_unlinked() = 0;
   [[nodiscard]] virtual int set_direct(bool direct) = 0;  // EINVAL where it is not to be had
   [[nodiscard]] virtual int in_place() = 0;  // ENOENT: its path names nothing, or another file
   [[nodiscard]] virtual int lock() = 0;      // EWOULDBLOCK: somebody has it. Goes with the file

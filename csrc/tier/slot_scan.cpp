@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -13,6 +12,7 @@
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
+#include "base/signals.hpp"
 
 namespace kvmem::detail {
 
@@ -78,6 +78,7 @@ class Scanner {
     std::vector<std::thread> threads;
     threads.reserve(parts.size());
     try {
+      const SignalsBlocked blocked;  // not of this thread, which calls progress
       for (std::size_t i = 1; i < parts.size(); ++i)
         threads.emplace_back([this, &part = parts[i]] { scan_pieces(part, nullptr); });
     } catch (const std::exception&) {  // fewer are slower, no more
@@ -165,10 +166,9 @@ class Scanner {
   }
 
   DiskOutcome read_page(SlotIndex slot, std::uint64_t page, HeaderBlock& block, SlotScan& part) {
-    const int error = volume_.read_pages(slot, page, 1, &block);
-    if (error == EIO) part.unreadable.push_back(slot);
-    if (error == 0) return DiskOutcome::ok;
-    return error == ENODATA ? DiskOutcome::truncated : DiskOutcome::io_error;
+    const DiskOutcome outcome = outcome_of(volume_.read_pages(slot, page, 1, &block));
+    if (outcome == DiskOutcome::io_error) part.unreadable.push_back(slot);
+    return outcome;
   }
 
   // `behind(page)`: ok if the same header is there, at that page of the slot.
@@ -178,10 +178,9 @@ class Scanner {
     DiskOutcome outcome = decode(block, header);
     if (outcome == DiskOutcome::ok && header.tier != volume_.tier())
       outcome = DiskOutcome::foreign_tier;
-    if (outcome == DiskOutcome::ok) {
+    if (header.tier == volume_.tier())  // of an erasure too
       part.last_generation = std::max(part.last_generation, header.generation);
-      outcome = fit(slot, header);
-    }
+    if (outcome == DiskOutcome::ok) outcome = fit(slot, header);
     if (outcome == DiskOutcome::ok)
       outcome = behind(1 + round_up(header.payload_bytes, disk_page_bytes) / disk_page_bytes);
     ++part.headers[static_cast<std::size_t>(outcome)];
@@ -211,16 +210,19 @@ class Scanner {
       all.last_generation = std::max(all.last_generation, part.last_generation);
     }
     std::sort(found.begin(), found.end(), is_before);
-    const auto latest = std::unique(
-        found.begin(), found.end(),
-        [](const Ranked& a, const Ranked& b) { return what(*a.slot) == what(*b.slot); });
-    all.superseded = static_cast<std::uint64_t>(found.end() - latest);
-    found.erase(latest, found.end());
-    for (Ranked& one : found) one.rank = one.slot->generation;
-    std::sort(found.begin(), found.end(),
+    std::vector<Ranked> latest;
+    latest.reserve(found.size());
+    for (const Ranked& one : found) {
+      if (latest.empty() || what(*latest.back().slot) != what(*one.slot))
+        latest.push_back(one);
+      else
+        all.superseded.push_back(*one.slot);
+    }
+    for (Ranked& one : latest) one.rank = one.slot->generation;
+    std::sort(latest.begin(), latest.end(),
               [](const Ranked& a, const Ranked& b) { return a.rank < b.rank; });
-    all.found.reserve(found.size());
-    for (const Ranked& one : found) all.found.push_back(*one.slot);
+    all.found.reserve(latest.size());
+    for (const Ranked& one : latest) all.found.push_back(*one.slot);
     return all;
   }
 

@@ -13,10 +13,10 @@
 namespace kvmem::detail {
 
 struct SlotScan {
-  std::vector<FoundSlot> found;  // oldest first
+  std::vector<FoundSlot> found;       // oldest first
+  std::vector<FoundSlot> superseded;  // by a later write of the same key
   std::vector<SlotIndex> unreadable;
   std::array<std::uint64_t, disk_outcomes> headers{};
-  std::uint64_t superseded = 0;
   std::uint64_t last_generation = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -127,13 +128,12 @@ std::shared_ptr<Volume> Volume::open(const DiskOptions& options, const DiskGeome
   made->take_lock(former);
   std::string why = made->read_superblock(names);
   if (why.empty() && !options.keep && former == nullptr) why = "asked for";
+  if (why.empty() && former != nullptr && made->tier_ != former->tier_)
+    why = "another tier was made there";
+  if (!why.empty()) made->tier_ = draw();
+  made->why_empty_ = why;
   made->open_slot_files();
-  made->grow_slot_files();
-  if (!why.empty()) {
-    made->tier_ = draw();
-    made->write_superblock();
-    made->why_empty_ = why;
-  }
+  made->make_room(names, former);
   made->remove_surplus(names);
   made->direct_ = true;
   if (!options.direct) {
@@ -215,7 +215,7 @@ std::string Volume::read_superblock(const std::vector<std::string>& names) {
   return {};
 }
 
-void Volume::write_superblock() {
+int Volume::write_superblock() {
   Superblock made;
   made.tier = tier_;
   made.block_bytes = geometry_.block_bytes;
@@ -228,7 +228,7 @@ void Volume::write_superblock() {
 
   const std::string fresh = path("superblock.new");
   const FileSystem::Opened opened = system_->open(fresh);
-  if (!opened.file) refuse("cannot open", fresh, opened.error);
+  if (!opened.file) return opened.error;
   const iovec part{block.bytes.data(), block.bytes.size()};
   const std::int64_t done = opened.file->write({&part, 1}, 0);
   int error = done < 0 ? static_cast<int>(-done) : 0;
@@ -236,7 +236,7 @@ void Volume::write_superblock() {
   if (error == 0) error = opened.file->sync();
   if (error == 0) error = system_->rename(fresh, path("superblock"));
   if (error == 0) error = system_->sync_folder(folder_);
-  if (error != 0) refuse("cannot write", path("superblock"), error);
+  return error;
 }
 
 void Volume::open_slot_files() {
@@ -248,31 +248,65 @@ void Volume::open_slot_files() {
   }
 }
 
-// All of it or nothing: files that were grown shrink again.
-void Volume::grow_slot_files() {
-  std::vector<std::uint64_t> before;
-  std::uint64_t wanted = 0;
-  for (std::size_t i = 0; i < files_.size(); ++i) {
-    before.push_back(files_[i]->bytes());
-    wanted += geometry_.bytes_of_file(i) - std::min(geometry_.bytes_of_file(i), before[i]);
+// Reserves the space and makes the superblock. All of it or nothing: files that were grown shrink
+// again.
+void Volume::make_room(const std::vector<std::string>& names, const Volume* former) {
+  const bool anew = !why_empty_.empty();
+  const std::vector<SlotFile> before = look_at_slot_files(names);
+  std::uint64_t wanted = anew ? disk_page_bytes : 0;
+  for (std::size_t i = 0; i < files_.size(); ++i)
+    wanted += geometry_.bytes_of_file(i) - std::min(geometry_.bytes_of_file(i), before[i].bytes);
+  std::uint64_t free = system_->free_bytes(folder_);
+  if (wanted > free && former != nullptr) {
+    for (const auto& file : former->files_)  // what reads from one is a miss from then on
+      if (file->is_unlinked()) static_cast<void>(file->resize(0));
+    free = system_->free_bytes(folder_);
   }
-  const std::uint64_t free = system_->free_bytes(folder_);
-  int error = wanted > free ? ENOSPC : 0;
+  const char* failed = "cannot reserve space in";
+  int error = wanted > free ? ENOSPC : grow_slot_files(before);
+  if (error == 0 && anew) {
+    failed = "cannot write the superblock in";
+    error = write_superblock();
+  }
+  if (error == 0) return;
+  undo(before);
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) no_space(folder_, wanted, free);
+  refuse(failed, folder_, error);
+}
+
+std::vector<Volume::SlotFile> Volume::look_at_slot_files(const std::vector<std::string>& names) {
+  std::vector<SlotFile> found;
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    const std::string name = slot_file(i);
+    const std::int64_t bytes = files_[i]->bytes();
+    if (bytes < 0) refuse("cannot look at", path(name.c_str()), static_cast<int>(-bytes));
+    const bool is_new = bytes == 0 && std::find(names.begin(), names.end(), name) == names.end();
+    found.push_back({static_cast<std::uint64_t>(bytes), is_new});
+  }
+  return found;
+}
+
+int Volume::grow_slot_files(const std::vector<SlotFile>& before) {
+  int error = 0;
   for (std::size_t i = 0; i < files_.size() && error == 0; ++i) {
     const std::uint64_t bytes = geometry_.bytes_of_file(i);
     error = files_[i]->reserve(bytes);
-    if (error == 0 && before[i] > bytes) error = files_[i]->resize(bytes);
+    if (error == 0 && before[i].bytes > bytes) error = files_[i]->resize(bytes);
   }
-  if (error == 0) return;
+  return error;
+}
+
+// As far as it can be: a file system that refuses this, too, is in worse trouble than we can say.
+void Volume::undo(const std::vector<SlotFile>& before) {
+  static_cast<void>(system_->remove(path("superblock.new")));
   for (std::size_t i = 0; i < files_.size(); ++i) {
-    const std::string name = path(slot_file(i).c_str());
-    const bool undone = before[i] == 0
-                            ? system_->remove(name) == 0
-                            : files_[i]->bytes() <= before[i] || files_[i]->resize(before[i]) == 0;
-    if (!undone) break;  // the file system is in worse trouble than we can say
+    const auto was = static_cast<std::int64_t>(before[i].bytes);
+    if (before[i].is_new) {
+      static_cast<void>(system_->remove(path(slot_file(i).c_str())));
+    } else if (files_[i]->bytes() > was) {
+      static_cast<void>(files_[i]->resize(before[i].bytes));
+    }
   }
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) no_space(folder_, wanted, free);
-  refuse("cannot reserve space in", folder_, error);
 }
 
 void Volume::remove_surplus(const std::vector<std::string>& names) {

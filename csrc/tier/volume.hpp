@@ -20,6 +20,12 @@
 
 namespace kvmem::detail {
 
+// What the kernel has no number for. It may say ENODATA itself, of a sector that cannot be read.
+inline constexpr int file_ends_early = -1;
+
+// Of 0, the system's error number or file_ends_early: ok, truncated, shortage, io_error.
+[[nodiscard]] DiskOutcome outcome_of(int error) noexcept;
+
 struct DiskGeometry {
   std::uint64_t block_bytes = 0;  // of payload, at most
   std::uint64_t slot_bytes = 0;   // payload and two headers, whole pages
@@ -37,14 +43,17 @@ struct DiskGeometry {
 
 class Volume {
  public:
-  // `former`: the same folder's, whose lock is taken over while it is in place.
+  // `former`: the same folder's, whose lock is taken over while it is in place. Then a tier of
+  // another number, which somebody made there meanwhile, is begun anew: its slots may be taken for
+  // those of before. Where space is short, slot files of the former that were deleted give up
+  // theirs.
   [[nodiscard]] static std::shared_ptr<Volume> open(const DiskOptions& options,
                                                     const DiskGeometry& geometry,
                                                     const Volume* former = nullptr);
 
-  // 0, the system's error number, or ENODATA where the file ends too early. What a signal cut
-  // short goes on, a shortage is tried again for some milliseconds, and where direct I/O is refused
-  // it is buffered from then on.
+  // 0, the system's error number, or file_ends_early. What a signal cut short goes on, a shortage
+  // is tried again for some milliseconds, and where direct I/O is refused it is buffered from then
+  // on.
   [[nodiscard]] int read(SlotIndex slot, HeaderBlock& header, std::byte* target,
                          std::uint64_t target_bytes);
   // The header, the payload and the header again. No payload: only the header in front.
@@ -65,15 +74,23 @@ class Volume {
   [[nodiscard]] std::string why_not_direct() const;
 
  private:
+  struct SlotFile {  // as it was found
+    std::uint64_t bytes = 0;
+    bool is_new = false;  // it was not there
+  };
+
   Volume(const DiskOptions& options, const DiskGeometry& geometry);
   [[nodiscard]] std::string path(const char* name) const;
   [[nodiscard]] std::vector<std::string> enter_folder();
   void take_lock(const Volume* former);
   // Why the tier must begin empty; nothing if it need not.
   [[nodiscard]] std::string read_superblock(const std::vector<std::string>& names);
-  void write_superblock();
+  [[nodiscard]] int write_superblock();
   void open_slot_files();
-  void grow_slot_files();
+  void make_room(const std::vector<std::string>& names, const Volume* former);
+  [[nodiscard]] std::vector<SlotFile> look_at_slot_files(const std::vector<std::string>& names);
+  [[nodiscard]] int grow_slot_files(const std::vector<SlotFile>& before);
+  void undo(const std::vector<SlotFile>& before);
   void remove_surplus(const std::vector<std::string>& names);
   void go_buffered(const std::string& why);
   [[nodiscard]] int move(bool writing, SlotIndex slot, std::uint64_t page, std::span<iovec> parts);

@@ -31,6 +31,12 @@ std::span<iovec> behind(std::span<iovec> parts, std::size_t bytes) {
 
 }  // namespace
 
+DiskOutcome outcome_of(int error) noexcept {
+  if (error == 0) return DiskOutcome::ok;
+  if (error == file_ends_early) return DiskOutcome::truncated;
+  return is_shortage(error) ? DiskOutcome::shortage : DiskOutcome::io_error;
+}
+
 int Volume::move(bool writing, SlotIndex slot, std::uint64_t page, std::span<iovec> parts) {
   DiskFile& file = *files_[slot / geometry_.slots_per_file];
   std::uint64_t at =
@@ -47,12 +53,13 @@ int Volume::move(bool writing, SlotIndex slot, std::uint64_t page, std::span<iov
         go_buffered("the file system refused a direct call");
         continue;
       }
+      if (error == ENODATA) return EIO;  // the kernel's word for it, of some devices
       if (!is_shortage(error) || ++tries == most_tries) return error;
       std::this_thread::sleep_for(std::chrono::milliseconds(1 << tries));
       continue;
     }
     const std::size_t pages = static_cast<std::size_t>(done) / disk_page_bytes * disk_page_bytes;
-    if (pages == 0 && !writing) return ENODATA;
+    if (pages == 0 && !writing) return file_ends_early;
     if (pages == 0 && ++tries == most_tries) return EIO;
     at += pages;
     parts = behind(parts, pages);

@@ -280,6 +280,17 @@ TEST(DiskSlotsCalls, AnErasedSlotIsEmptyNowAndAfterAStart) {
   EXPECT_TRUE(world.open().take_found().empty());
 }
 
+TEST(DiskSlotsCalls, NoGenerationIsGivenTwiceAfterAnErasureAndAStart) {
+  World world;
+  DiskSlots& tier = world.open();
+  ASSERT_EQ(world.put(2).outcome, DiskOutcome::ok);
+  Ended ended;
+  ASSERT_EQ(tier.try_erase(2, ended.done()), DiskSubmit::accepted);
+  const std::uint64_t erased = ended.wait_for(1)[0].generation;
+  world.open();
+  EXPECT_GT(world.put(1).generation, erased);
+}
+
 // Public failure 118: one key, stored twice.
 TEST(DiskSlotsRecovery, OfAKeyInTwoSlotsOnlyTheLatestIsFound) {
   World world;

@@ -70,6 +70,29 @@ TEST_P(FailingWrites, DegradeTheTierUntilOneSucceeds) {
   EXPECT_EQ(world.get(1, generation).outcome, DiskOutcome::ok);
 }
 
+TEST_F(HealthTest, AReadErrorDoesNotPutTheProbeOff) {
+  world.options.probe_after = std::chrono::milliseconds(100);
+  DiskSlots& tier = world.open();
+  const std::uint64_t generation = world.put(1).generation;
+  world.files->set_plan(refuse("read", ESTALE));
+  Ended ended;
+  ASSERT_TRUE(comes_true([&] {
+    EXPECT_EQ(world.get(1, generation).error, ESTALE);
+    return try_put(2, ended.done()) == DiskSubmit::accepted;
+  }));
+  EXPECT_EQ(ended.wait_for(1)[0].outcome, DiskOutcome::ok);
+  EXPECT_EQ(tier.stats().degradations, 1);
+  EXPECT_EQ(tier.stats().degraded, std::nullopt);
+}
+
+TEST_F(HealthTest, AProbeThatIsToBeMadeAfterAllTimeIsNeverMade) {
+  world.options.probe_after = std::chrono::nanoseconds::max();
+  world.open();
+  world.files->set_plan(refuse("write", EIO));
+  EXPECT_EQ(world.put(1).outcome, DiskOutcome::io_error);
+  EXPECT_EQ(try_put(1), DiskSubmit::degraded);
+}
+
 TEST_F(HealthTest, OneAttemptAtATimeIsMadeWhileDegraded) {
   world.open();
   world.files->set_plan(refuse("write", EIO));
@@ -139,20 +162,56 @@ TEST_F(HealthTest, AReadErrorRetiresTheSlotAndNothingElse) {
   EXPECT_EQ(world.put(5).outcome, DiskOutcome::ok);
 }
 
-TEST_F(HealthTest, AHeaderThatCannotBeReadAtTheStartRetiresTheSlot) {
-  world.open();
-  for (SlotIndex slot = 0; slot < 7; ++slot) ASSERT_EQ(world.put(slot).outcome, DiskOutcome::ok);
-  world.tier.reset();
-  world.files->set_plan([&](const Call& call) -> std::optional<std::int64_t> {
-    const std::uint64_t bad = World::offset_of(2);
-    const bool covers =
-        call.path.ends_with("slots-0000.kv") && call.at <= bad && bad < call.at + call.bytes;
-    if (is(call, "read") && covers) return -EIO;
-    return std::nullopt;
-  });
-  EXPECT_EQ(world.open().take_found().size(), 6);
+// BLK_STS_MEDIUM, of a direct call.
+TEST_F(HealthTest, WhatTheKernelCallsNoDataIsAnErrorOfTheMedium) {
+  DiskSlots& tier = world.open();
+  const std::uint64_t generation = world.put(4).generation;
+  world.files->set_plan(refuse("read", ENODATA));
+  const DiskResult got = world.get(4, generation);
+  EXPECT_EQ(got.outcome, DiskOutcome::io_error);
+  EXPECT_EQ(got.error, EIO);
+  EXPECT_TRUE(tier.is_retired(4));
+  EXPECT_EQ(tier.stats().degraded, std::nullopt);
+  world.files->set_plan(refuse("write", ENODATA));
+  EXPECT_EQ(world.put(5).error, EIO);
+  EXPECT_EQ(tier.stats().degraded, text("writing: ", std::strerror(EIO)));
+}
+
+struct UnreadableHeaders : HealthTest, testing::WithParamInterface<int> {
+  // With the header of one of seven slots that cannot be read.
+  std::size_t found() {
+    world.open();
+    for (SlotIndex slot = 0; slot < 7; ++slot) EXPECT_EQ(world.put(slot).outcome, DiskOutcome::ok);
+    world.tier.reset();
+    world.files->set_plan([](const Call& call) -> std::optional<std::int64_t> {
+      const std::uint64_t bad = World::offset_of(2);
+      const bool covers =
+          call.path.ends_with("slots-0000.kv") && call.at <= bad && bad < call.at + call.bytes;
+      if (is(call, "read") && covers) return -GetParam();
+      return std::nullopt;
+    });
+    return world.open().take_found().size();
+  }
+  [[nodiscard]] std::uint64_t scanned(DiskOutcome outcome) const {
+    return world.tier->stats().scanned[static_cast<std::size_t>(outcome)];
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Each, UnreadableHeaders, testing::Values(EIO, ENODATA, EILSEQ, ENXIO));
+
+TEST_P(UnreadableHeaders, RetireTheirSlotsAtTheStart) {
+  EXPECT_EQ(found(), 6);
   EXPECT_TRUE(world.tier->is_retired(2));
   EXPECT_EQ(world.tier->stats().retired, 1);
+  EXPECT_EQ(scanned(DiskOutcome::io_error), 1);
+}
+
+struct HeadersWithoutMemory : UnreadableHeaders {};
+INSTANTIATE_TEST_SUITE_P(Each, HeadersWithoutMemory, testing::Values(ENOMEM, EAGAIN));
+
+TEST_P(HeadersWithoutMemory, RetireNothingAtTheStart) {
+  EXPECT_EQ(found(), 6);
+  EXPECT_EQ(world.tier->stats().retired, 0);
+  EXPECT_EQ(scanned(DiskOutcome::shortage), 1);
 }
 
 // Public failure 119: a shortage is no bad data.
@@ -336,6 +395,76 @@ TEST_F(HealthTest, ClosingWaitsForACallThatItsCallerMakes) {
   caller.join();
 }
 
+// The sanitizers tell what it would touch.
+TEST_F(HealthTest, ACallThatItsCallerMakesOutlivesTheTier) {
+  world.options.workers = 0;
+  world.options.close_within = std::chrono::nanoseconds(0);
+  world.open();
+  FileGate gate;
+  world.files->set_plan(gate.plan("write"));
+  Ended ended;
+  std::thread caller([&] { EXPECT_EQ(try_put(0, ended.done()), DiskSubmit::accepted); });
+  ASSERT_TRUE(gate.has_seen(1));
+  world.tier.reset();
+  gate.open();
+  caller.join();
+  EXPECT_EQ(ended.wait_for(1)[0].outcome, DiskOutcome::ok);
+}
+
+// A completion that stands still until it is let go.
+struct SlowDone {
+  std::atomic<bool> came{false}, may_go{false};
+  [[nodiscard]] DiskDone done() {
+    return [this](const DiskResult&) {
+      came = true;
+      EXPECT_TRUE(comes_true([&] { return may_go.load(); }));
+    };
+  }
+};
+
+TEST_F(HealthTest, ClosingWaitsForACallThatAnotherCloseTells) {
+  DiskSlots& tier = world.open();
+  FileGate gate;
+  world.files->set_plan(gate.plan("write"));
+  SlowDone told;
+  ASSERT_EQ(try_put(1), DiskSubmit::accepted);
+  ASSERT_TRUE(gate.has_seen(1));
+  ASSERT_EQ(try_put(2, told.done()), DiskSubmit::accepted);
+  std::thread closer([&] { EXPECT_EQ(tier.close(long_time).running, 0); });
+  ASSERT_TRUE(comes_true([&] { return told.came.load(); }));
+  EXPECT_EQ(tier.close(std::chrono::nanoseconds(0)).running, 2);
+  gate.open();
+  EXPECT_TRUE(comes_true([&] { return tier.close(std::chrono::nanoseconds(0)).running == 1; }));
+  told.may_go = true;
+  EXPECT_EQ(tier.close(long_time).running, 0);
+  closer.join();
+}
+
+TEST_F(HealthTest, ClosingWaitsForACallThatExpireTells) {
+  world.options.stall_after = std::chrono::milliseconds(100);
+  // Again where a slow machine let the first call stall before the second came.
+  for (DiskSubmit answer = DiskSubmit::degraded; answer != DiskSubmit::accepted;) {
+    world.files->set_plan(nullptr);
+    DiskSlots& tier = world.open();
+    FileGate gate;
+    world.files->set_plan(gate.plan("write"));
+    SlowDone told;
+    ASSERT_EQ(try_put(1), DiskSubmit::accepted);
+    EXPECT_TRUE(gate.has_seen(1));
+    answer = try_put(2, told.done());
+    if (answer == DiskSubmit::accepted) {
+      std::thread expirer([&] { EXPECT_TRUE(comes_true([&] { return tier.expire() == 1; })); });
+      EXPECT_TRUE(comes_true([&] { return told.came.load(); }));
+      EXPECT_EQ(tier.close(std::chrono::nanoseconds(0)).running, 2);
+      told.may_go = true;
+      expirer.join();
+      EXPECT_EQ(tier.close(std::chrono::nanoseconds(0)).running, 1);
+    }
+    gate.open();
+    EXPECT_EQ(tier.close(long_time).running, 0);
+  }
+}
+
 TEST_F(HealthTest, TheQueueIsBoundedAndReadsGoFirst) {
   world.options.max_queued = 2;
   DiskSlots& tier = world.open();
@@ -413,6 +542,31 @@ TEST_F(HealthTest, SyncIsDoneWhenThePolicySays) {
   EXPECT_EQ(count(DiskSync::never), std::pair(0, 0));
   EXPECT_EQ(count(DiskSync::on_close), std::pair(0, 3));  // of three files
   EXPECT_EQ(count(DiskSync::each_write), std::pair(2, 0));
+}
+
+TEST_F(HealthTest, ClosingWaitsForASyncNoLongerThanItMay) {
+  world.options.sync = DiskSync::on_close;
+  DiskSlots& tier = world.open();
+  ASSERT_EQ(world.put(0).outcome, DiskOutcome::ok);
+  FileGate gate;
+  std::atomic<int> left{1};
+  world.files->set_plan(
+      [&, hold = gate.plan("sync")](const Call& call) -> std::optional<std::int64_t> {
+        static_cast<void>(hold(call));
+        if (is(call, "sync") && left-- > 0) return -EIO;
+        return std::nullopt;
+      });
+  // What is told is over a moment later.
+  EXPECT_TRUE(comes_true([&] { return tier.stats().running == 0; }));
+  EXPECT_EQ(tier.close(std::chrono::nanoseconds(0)).running, 1);
+  ASSERT_TRUE(gate.has_seen(1));
+  EXPECT_EQ(tier.close(std::chrono::nanoseconds(0)).running, 1);
+  EXPECT_THROW(DiskSlots{world.options}, InvalidArgument);  // the folder is still its own
+  gate.open();
+  const DiskCloseReport report = tier.close(long_time);
+  EXPECT_EQ(report.running, 0);
+  EXPECT_EQ(report.sync_error, EIO);
+  EXPECT_NO_THROW(DiskSlots{world.options});
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ class MemoryFiles final : public FileSystem, public std::enable_shared_from_this
   static constexpr std::size_t page = 4096;
 
   struct Call {
-    const char* what;  // read, write, sync, reserve, direct, open, look
+    const char* what;  // read, write, sync, reserve, direct, bytes, open, look, make_folder
     const std::string& path;
     std::uint64_t at = 0;
     std::uint64_t bytes = 0;
@@ -43,7 +43,11 @@ class MemoryFiles final : public FileSystem, public std::enable_shared_from_this
   [[nodiscard]] bool has(const std::string& path) const { return files_.contains(path); }
   void vanish(const std::string& path) {  // a file, or a folder with all that is in it
     const std::lock_guard lock(mutex_);
-    std::erase_if(files_, [&](const auto& f) { return f.first.starts_with(path); });
+    std::erase_if(files_, [&](const auto& f) {
+      const bool goes = f.first.starts_with(path);
+      if (goes) unlinked_.push_back(f.second);
+      return goes;
+    });
     std::erase(folders_, path);
   }
 
@@ -124,6 +128,10 @@ class MemoryFiles final : public FileSystem, public std::enable_shared_from_this
     const std::lock_guard lock(mutex_);
     std::uint64_t used = 0;
     for (const auto& [path, inode] : files_) used += inode->bytes.size();
+    for (const std::weak_ptr<Inode>& one : unlinked_) {
+      const std::shared_ptr<Inode> open = one.lock();
+      if (open) used += open->bytes.size();
+    }
     return space_bytes - std::min(space_bytes, used);
   }
 
@@ -183,9 +191,15 @@ class MemoryFiles final : public FileSystem, public std::enable_shared_from_this
       inode_->bytes.resize(bytes);
       return 0;
     }
-    std::uint64_t bytes() override {
+    std::int64_t bytes() override {
+      if (const auto answer = system_->ask({"bytes", path_})) return *answer;
       const std::lock_guard lock(system_->mutex_);
-      return inode_->bytes.size();
+      return static_cast<std::int64_t>(inode_->bytes.size());
+    }
+    bool is_unlinked() override {
+      const std::lock_guard lock(system_->mutex_);
+      return std::ranges::none_of(system_->files_,
+                                  [&](const auto& f) { return f.second == inode_; });
     }
     int set_direct(bool direct) override {
       if (!direct) return 0;
@@ -254,6 +268,7 @@ class MemoryFiles final : public FileSystem, public std::enable_shared_from_this
   mutable std::mutex mutex_;
   Plan plan_;
   std::map<std::string, std::shared_ptr<Inode>> files_;
+  std::vector<std::weak_ptr<Inode>> unlinked_;  // they have their space while they are open
   std::vector<std::string> folders_;
   std::vector<Step> journal_;
 };

@@ -64,6 +64,51 @@ TEST_F(MountTest, ASmallFileSystemIsSaidToBeTooSmall) {
            });
 }
 
+TEST_F(MountTest, ADeletedTierIsMadeAgainInTheSpaceOfItsOwnFiles) {
+  in_child([&] { return mount_small(); },
+           [&] {
+             world.options.capacity_bytes = 40 * World::slot_bytes;  // 640 KiB
+             world.open();
+             const std::uint64_t old = world.put(0).generation;
+             std::filesystem::remove_all(world.options.path);
+             EXPECT_EQ(world.put(1).outcome, DiskOutcome::io_error);
+             EXPECT_EQ(world.get(0, old).outcome, DiskOutcome::ok);
+             EXPECT_EQ(world.put(1).outcome, DiskOutcome::ok);
+             EXPECT_EQ(world.get(0, old).outcome, DiskOutcome::empty);
+             EXPECT_EQ(world.tier->stats().degraded, std::nullopt);
+           });
+}
+
+// What has a name is somebody's.
+TEST_F(MountTest, ATierThatWasMovedAwayKeepsItsSpaceAndWhatItHolds) {
+  in_child([&] { return mount_small(); },
+           [&] {
+             world.options.capacity_bytes = 40 * World::slot_bytes;
+             world.open();
+             const std::uint64_t old = world.put(0).generation;
+             std::filesystem::rename(world.options.path, place + "/away");
+             for (int attempt = 0; attempt < 3; ++attempt)
+               EXPECT_EQ(world.put(1).outcome, DiskOutcome::io_error);
+             EXPECT_EQ(world.get(0, old).outcome, DiskOutcome::ok);
+             world.options.path = place + "/away";
+             EXPECT_EQ(world.open().take_found().size(), 1);
+             EXPECT_EQ(world.get(0, old).outcome, DiskOutcome::ok);
+           });
+}
+
+TEST_F(MountTest, ASuperblockForWhichThereIsNoRoomIsSaidBeforeAnythingIsReserved) {
+  in_child([&] { return mount_small(); },
+           [&] {
+             world.options.block_bytes = 4096;
+             world.options.capacity_bytes = 85 * 3 * 4096;  // of 256 pages, one of them the lock's
+             world.options.file_bytes = 1 << 20;
+             EXPECT_THROW(world.open(), CapacityError);
+             EXPECT_FALSE(std::filesystem::exists(world.options.path + "/slots-0000.kv"));
+             world.options.capacity_bytes -= 3 * 4096;
+             EXPECT_NO_THROW(world.open());
+           });
+}
+
 // The folder of the mount is still there, on a file system that is not the tier's to fill.
 TEST_F(MountTest, AFileSystemThatIsGoneDegradesUntilItIsThereAgain) {
   in_child([&] { return mount_small(); },
