@@ -46,7 +46,7 @@ bool CopyQueue::end_check(CopyJob& job, std::exception_ptr error) noexcept {
   const std::lock_guard lock(job.mutex_);
   --job.in_flight_;
   job.unchecked_.store(false);
-  if (error) {
+  if (error && !job.dropped_) {
     job.error_ = std::move(error);
     job.dropped_ = true;
     job.all_submitted_.store(true);

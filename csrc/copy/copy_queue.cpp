@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "base/check.hpp"
 
@@ -91,7 +92,7 @@ bool CopyQueue::next(Slice& slice) {
     for (auto job = jobs.begin(); job != jobs.end();) {
       if ((*job)->all_submitted()) {  // its last slice went, or it was dropped
         const auto done_with = job++;
-        gone_.splice(gone_.end(), jobs, done_with);
+        gone_.jobs.splice(gone_.jobs.end(), jobs, done_with);
         waiting_count_.fetch_sub(1);
         continue;
       }
@@ -128,17 +129,26 @@ void CopyQueue::collect_incoming() {
 }
 
 Lane* CopyQueue::lane_for(CopyJob& job) {
-  job.after_.reserve(job.after_.size() + job.unsubmitted_.size());  // so that nothing below throws
-  std::erase_if(job.unsubmitted_, [&](const std::shared_ptr<CopyJob>& other) {
+  // So that nothing below throws.
+  job.after_.reserve(job.after_.size() + job.unsubmitted_.size());
+  gone_.before.reserve(gone_.before.size() + job.unsubmitted_.size());
+  const auto passes = [&](const std::shared_ptr<CopyJob>& other) {
     if (!other->all_submitted()) return false;
     const std::lock_guard lock(other->mutex_);
     if (other->finished_) return true;
+    // No event tells that the host has done with the slots: a staged offload is brought home behind
+    // its last one, and a check reads them behind that, or before there is any.
+    if (other->host_uses_slots()) return false;
     if (job.staged_) return false;  // it goes to no lane that waits, so it may as well see the end
     // Nothing on the device tells its end: it must be observed first.
     if (other->unguarded_) return false;
     if (other->last_event_) job.after_.push_back(other->last_event_);
     return true;
-  });
+  };
+  auto& before = job.unsubmitted_;
+  const auto left = std::partition(before.begin(), before.end(), passes);
+  std::move(before.begin(), left, std::back_inserter(gone_.before));
+  before.erase(before.begin(), left);
   if (!job.unsubmitted_.empty()) return nullptr;
   bool unsure = false;  // lost, or not to be learnt: only waiting on the device is left
   std::erase_if(job.after_, [&](const std::shared_ptr<Event>& event) {
@@ -154,6 +164,8 @@ Lane* CopyQueue::lane_for(CopyJob& job) {
 
   const auto claim_idle = [&]() -> Lane* {
     const std::lock_guard lock(mutex_);
+    // Dropped meanwhile: who does that frees its lane, behind this or before.
+    if (job.all_submitted()) return nullptr;
     for (std::size_t i = 1; i < lanes_.size(); ++i) {
       Lane& lane = *lanes_[i];
       if (lane.owner != nullptr || lane.descriptors > 0) continue;
@@ -216,7 +228,6 @@ bool CopyQueue::take(const std::shared_ptr<CopyJob>& job, Lane& lane, Slice& sli
   }
   if (dropped) {
     slice.piece.reset();
-    free_lane_of(*job);  // it may have been given one after it was dropped
     return false;
   }
   const std::lock_guard lock(mutex_);
@@ -257,12 +268,7 @@ void CopyQueue::send(Slice& slice) {
   if (slice.begin == 0) {
     job.submitted_at_.store(device.now());
     for (const auto& event : job.after_) device.wait(stream, event->handle());
-    if (events_->timing()) {
-      auto started = std::make_shared<Event>(events_->acquire());
-      started->record(stream);
-      const std::lock_guard lock(job.mutex_);
-      job.started_event_ = std::move(started);
-    }
+    if (events_->timing()) note_start(job, stream);
   }
   if (slice.piece) through_staging(slice);
   // A restore's source has been observed complete by the host, so it may be read early; an
@@ -271,6 +277,16 @@ void CopyQueue::send(Slice& slice) {
   device.copy(job.batch_->descriptors(slice.begin, slice.end), job.batch_->direction(),
               offload ? SourceAccess::stream_order : SourceAccess::any, stream);
   slice.event->record(stream);
+}
+
+void CopyQueue::note_start(CopyJob& job, StreamHandle stream) noexcept {
+  try {
+    auto started = std::make_shared<Event>(events_->acquire());
+    started->record(stream);
+    const std::lock_guard lock(job.mutex_);
+    job.started_event_ = std::move(started);
+  } catch (...) {  // measuring never fails a transfer
+  }
 }
 
 void CopyQueue::through_staging(Slice& slice) {

@@ -4,8 +4,9 @@
 // Accepted jobs wait here in two classes. A window bounds what the device has been given, so that a
 // demand job waits for at most one window whatever the background has queued. Lanes are copy
 // streams: ready jobs share lane 0; a job whose `after` is not complete yet gets a lane of its own,
-// or waits here, so that it never stands before a ready one. The slices of one job stay in one
-// lane, in stage order.
+// or waits here, so that it never stands before a ready one. Behind a job whose slots the host
+// itself still uses (a staged offload, a check) it waits here for the end of that. The slices of
+// one job stay in one lane, in stage order.
 //
 // Nothing hidden: the owner asks for a slice with next(), submits it, parks its guard, and says
 // when it ended. Threads: next() and submit() under submitting(), held across both; the rest from
@@ -69,7 +70,8 @@ class CopyJob {
   [[nodiscard]] Jobs behind() const;
   [[nodiscard]] bool cancelled() const;  // dropped by its owner before it was finished
   // Its bytes are to be checked: before the first slice of a restore, behind the last one of an
-  // offload. Until then the one is not submitted and the other not finished. Before it is accepted.
+  // offload. Until then the one is not submitted and the other not finished, and what runs behind
+  // it waits. Before it is accepted.
   void expect_check() noexcept { unchecked_.store(true); }
 
  private:
@@ -84,9 +86,15 @@ class CopyJob {
 
   // The submitter's.
   Events after_;          // not observed complete yet
-  Jobs unsubmitted_;      // of behind_: those with slices yet to come
+  Jobs unsubmitted_;      // of behind_: those that no event stands for yet
   std::size_t next_ = 0;  // first descriptor not submitted
   Lane* lane_ = nullptr;
+
+  // All of it was submitted, and yet only its end says that the host neither writes nor reads its
+  // slots any more.
+  [[nodiscard]] bool host_uses_slots() const noexcept {
+    return unchecked_.load() || (staged_ && batch_->direction() == Direction::to_host);
+  }
 
   mutable std::mutex mutex_;  // over all that follows; nothing is called under it
   Jobs behind_;
@@ -144,7 +152,11 @@ class CopyQueue {
   [[nodiscard]] std::mutex& submitting() noexcept { return submitting_; }
   // Jobs that next() has done with, to be dropped when the submitter's lock is gone: with them may
   // go the last of other managers.
-  [[nodiscard]] Entry take_gone() noexcept { return std::exchange(gone_, {}); }
+  struct Gone {
+    Entry jobs;
+    CopyJob::Jobs before;  // others ran behind them
+  };
+  [[nodiscard]] Gone take_gone() noexcept { return std::exchange(gone_, {}); }
   [[nodiscard]] bool next(Slice& slice);  // throws nothing but bad_alloc; then nothing was taken
   void submit(Slice& slice) noexcept;
 
@@ -159,7 +171,8 @@ class CopyQueue {
   // Whether the check of a job's bytes may begin now, which then counts as in flight. Of an offload
   // that is said once, when its last slice has ended; never of a job that was dropped.
   [[nodiscard]] static bool begin_check(CopyJob& job) noexcept;
-  // With what the check found, if it is bad. Whether that finished the job: an offload always.
+  // With what the check found, if it is bad; of a dropped job that does not matter. Whether that
+  // finished the job: an offload always.
   [[nodiscard]] static bool end_check(CopyJob& job, std::exception_ptr error) noexcept;
 
   // The event recorded behind a stage; `submitted` false: not yet; a null event: nothing to wait
@@ -189,6 +202,7 @@ class CopyQueue {
   [[nodiscard]] Lane* lane_for(CopyJob& job);  // null: not yet
   [[nodiscard]] bool take(const std::shared_ptr<CopyJob>& job, Lane& lane, Slice& slice);
   void send(Slice& slice);
+  void note_start(CopyJob& job, StreamHandle stream) noexcept;
   void through_staging(Slice& slice);
   void publish(const Slice& slice, const std::exception_ptr& error) noexcept;
   [[nodiscard]] QueueWindow budget(const Lane& lane) const noexcept;
@@ -203,7 +217,7 @@ class CopyQueue {
 
   std::mutex submitting_;
   std::list<std::shared_ptr<CopyJob>> jobs_[2];  // by class, first come first; the submitter's
-  Entry gone_;                                   // the submitter's too
+  Gone gone_;                                    // the submitter's too
   std::vector<std::unique_ptr<Lane>> lanes_;     // grown by the submitter, under the lock
 
   mutable std::mutex mutex_;  // over the lanes' counts and incoming_

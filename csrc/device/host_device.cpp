@@ -156,7 +156,12 @@ CpuDevice::CpuDevice(const HostDeviceOptions& options)
   info_.copy_engines = options.no_workers ? 0 : wanted;
   info_.max_descriptors = most_descriptors;
   info_.copy_kernel = copy_kernel_name();
-  start_workers(info_.copy_engines);
+  try {
+    start_workers(info_.copy_engines);
+  } catch (const std::system_error& error) {
+    throw Error(
+        text("copy worker ", workers_.size(), " of ", info_.copy_engines, ": ", error.what()));
+  }
 }
 
 // ---- copying ----
@@ -184,10 +189,10 @@ void CpuDevice::start_workers(unsigned count) {
           0)
         CPU_ZERO(&worker.cpus);
     }
-  } catch (const std::system_error& error) {
-    workers_.pop_back();  // it has no thread
+  } catch (...) {
+    if (!workers_.empty() && !workers_.back().thread.joinable()) workers_.pop_back();
     stop_workers();
-    throw Error(text("copy worker ", workers_.size(), " of ", count, ": ", error.what()));
+    throw;
   }
 }
 

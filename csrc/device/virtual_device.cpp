@@ -28,6 +28,7 @@ constexpr Nanoseconds for_ever = std::numeric_limits<Nanoseconds>::max();
 class ModelledDevice final : public VirtualDevice {
  public:
   explicit ModelledDevice(const VirtualOptions& options);
+  [[nodiscard]] bool must_leak() const noexcept { return mark_.must_leak(); }
 
   [[nodiscard]] const DeviceInfo& info() const noexcept override { return info_; }
   [[nodiscard]] Nanoseconds now() const noexcept override { return now_.load(); }
@@ -307,7 +308,10 @@ std::shared_ptr<VirtualDevice> make_virtual_device(const VirtualOptions& options
   KVMEM_EXPECTS(options.max_descriptors > 0, "max_descriptors is 0");
   KVMEM_EXPECTS(options.moves_bytes || !options.needs_pinned_host,
                 "needs_pinned_host without moves_bytes: there are no bytes to stage");
-  return std::make_shared<ModelledDevice>(options);
+  // Leaked whole where it must be: a thread may sleep on its progress for ever.
+  return {new ModelledDevice(options), [](ModelledDevice* device) {
+            if (!device->must_leak()) delete device;
+          }};
 }
 
 }  // namespace kvmem

@@ -23,6 +23,7 @@ void Bound::expect_open() const {
 void Bound::watch(std::shared_ptr<WakeList> list, std::uint64_t token) {
   Waker waker(std::move(list), token);
   const std::lock_guard lock(mutex_);
+  if (closed_) throw Closed("the manager was closed while the call waited");
   watchers_.push_back(std::move(waker));
 }
 

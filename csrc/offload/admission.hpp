@@ -28,7 +28,7 @@ class Bound {
   [[nodiscard]] std::shared_ptr<Ticket> enqueue(std::uint64_t amount, Waker waker);
   [[nodiscard]] bool granted(const Ticket& ticket) const;  // throws Closed
   void expect_open() const;                                // throws Closed
-  // Told when the bound is closed, for who waits for something else meanwhile.
+  // Told when the bound is closed, for who waits for something else meanwhile. Throws Closed.
   void watch(std::shared_ptr<WakeList> list, std::uint64_t token);
   void unwatch(const std::shared_ptr<WakeList>& list, std::uint64_t token) noexcept;
   void give_back(std::uint64_t amount) noexcept;

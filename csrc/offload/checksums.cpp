@@ -64,15 +64,14 @@ class Checksums::Core {
 
   [[nodiscard]] bool work_some(std::unique_lock<std::mutex>& lock) noexcept;
   [[nodiscard]] TransferJob* next_job() noexcept;  // with the lock, like all up to check()
-  [[nodiscard]] std::span<const std::uint32_t> take_some(TransferJob& job) noexcept;
+  [[nodiscard]] std::span<const BlockCheck> take_some(TransferJob& job) noexcept;
   [[nodiscard]] bool settle(TransferJob& job, Found& found) noexcept;  // whether that ended it
   void leave(TransferJob& job, Jobs& list) noexcept;
   [[nodiscard]] Jobs& waiting_with(const TransferJob& job) noexcept {
     return job.kind == TransferKind::restore ? verifying_ : summing_;
   }
-  [[nodiscard]] Found check(const TransferJob& job,
-                            std::span<const std::uint32_t> positions) noexcept;
-  void check_one(const TransferJob& job, std::size_t position, Found& found) noexcept;
+  [[nodiscard]] Found check(const TransferJob& job, std::span<const BlockCheck> blocks) noexcept;
+  void check_one(const TransferJob& job, const BlockCheck& check, Found& found) noexcept;
 
   // None once it is closed.
   std::shared_ptr<Device> device_;
@@ -99,11 +98,14 @@ void Checksums::Core::open(const std::shared_ptr<Core>& self, std::size_t worker
     for (; alive_ < workers; ++alive_) std::thread([self] { self->work(); }).detach();
   } catch (const std::system_error& error) {
     if (alive_ == 0) throw Error(text("cannot start a checksum worker: ", error.what()));
+  } catch (const std::bad_alloc&) {
+    if (alive_ == 0) throw;
   }
 }
 
-// A thread has its share of the core until a moment after it has said that it ends. Neither the pool
-// nor the device must end there: the process may be at its exit by then, where both are leaked.
+// A thread has its share of the core until a moment after it has said that it ends. Neither the
+// pool nor the device must end there: the process may be at its exit by then, where both are
+// leaked.
 void Checksums::Core::close() noexcept {
   std::unique_lock lock(mutex_);
   closed_ = true;
@@ -127,7 +129,7 @@ void Checksums::Core::add(const std::shared_ptr<TransferJob>& job) noexcept {
     checks.self = job;
     checks.begun = !restore;
     waiting_with(*job).splice(waiting_with(*job).end(), checks.place);
-    several = checks.positions.size() > at_a_time_;
+    several = checks.blocks.size() > at_a_time_;
   }
   if (several)
     work_.notify_all();
@@ -174,9 +176,9 @@ TransferJob* Checksums::Core::next_job() noexcept {
   }
 }
 
-std::span<const std::uint32_t> Checksums::Core::take_some(TransferJob& job) noexcept {
+std::span<const BlockCheck> Checksums::Core::take_some(TransferJob& job) noexcept {
   BlockChecks& checks = job.checks;
-  const std::span<const std::uint32_t> all(checks.positions);
+  const std::span<const BlockCheck> all(checks.blocks);
   const std::size_t begin = checks.next;
   checks.next = std::min(begin + at_a_time_, all.size());
   ++checks.working;
@@ -195,11 +197,11 @@ bool Checksums::Core::settle(TransferJob& job, Found& found) noexcept {
     checks.bad_position = found.bad_position;
   }
   // What is left of it is of no use.
-  if ((checks.error || found.cancelled) && checks.next < checks.positions.size()) {
-    checks.next = checks.positions.size();
+  if ((checks.error || found.cancelled) && checks.next < checks.blocks.size()) {
+    checks.next = checks.blocks.size();
     leave(job, waiting_with(job));
   }
-  if (--checks.working > 0 || checks.next < checks.positions.size()) return false;
+  if (--checks.working > 0 || checks.next < checks.blocks.size()) return false;
   ended_.splice(ended_.end(), checks.place);
   ended_count_.fetch_add(1);
   return true;
@@ -233,9 +235,9 @@ void Checksums::Core::work_all() noexcept {
 bool Checksums::Core::work_some(std::unique_lock<std::mutex>& lock) noexcept {
   TransferJob* const job = next_job();
   if (job == nullptr) return false;
-  const auto positions = take_some(*job);
+  const auto blocks = take_some(*job);
   lock.unlock();
-  Found found = check(*job, positions);
+  Found found = check(*job, blocks);
   lock.lock();
   if (!settle(*job, found)) return true;
   const std::shared_ptr<Device> device = device_;
@@ -246,36 +248,33 @@ bool Checksums::Core::work_some(std::unique_lock<std::mutex>& lock) noexcept {
 }
 
 Checksums::Core::Found Checksums::Core::check(const TransferJob& job,
-                                              std::span<const std::uint32_t> positions) noexcept {
+                                              std::span<const BlockCheck> blocks) noexcept {
   Found found;
   const Nanoseconds begin = device_->now();
-  for (const std::size_t position : positions) {
+  for (const BlockCheck& each : blocks) {
     found.cancelled = job.cancelled();
     if (found.cancelled || found.error) break;
-    check_one(job, position, found);
+    check_one(job, each, found);
   }
   found.busy = device_->now() - begin;
   return found;
 }
 
-void Checksums::Core::check_one(const TransferJob& job, std::size_t position,
+void Checksums::Core::check_one(const TransferJob& job, const BlockCheck& check,
                                 Found& found) noexcept {
-  const SlotIndex slot = job.host_slots[position];
+  const SlotIndex slot = job.host_slots[check.position];
   const std::byte* const data = pool_->data() + std::size_t{slot} * pool_->slot_bytes();
-  const bool offload = job.kind == TransferKind::offload;
-  const auto expected = offload ? std::nullopt : pool_->sum(slot);
-  if (!offload && !expected) return;  // forgotten meanwhile
   const std::uint32_t sum = crc32c(0, data, pool_->block_bytes());
-  if (offload) {
+  if (job.kind == TransferKind::offload) {
     pool_->set_sum(slot, sum);
     ++found.summed;
     return;
   }
   ++found.verified;
-  if (sum == *expected) return;
+  if (sum == check.expected) return;
   ++found.corrupt;
-  found.error = corrupt(position, slot, *expected, sum);
-  found.bad_position = position;
+  found.error = corrupt(check.position, slot, check.expected, sum);
+  found.bad_position = check.position;
 }
 
 // ---- the outside ----

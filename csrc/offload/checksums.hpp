@@ -22,9 +22,14 @@ namespace kvmem {
 
 class TransferJob;
 
+struct BlockCheck {
+  std::uint32_t position = 0;  // in the transfer
+  std::uint32_t expected = 0;  // of a restore: the sum that the block had when it was accepted
+};
+
 // The checksum work of one transfer.
 struct BlockChecks {
-  std::vector<std::uint32_t> positions;  // of the transfer's blocks: those to be summed or verified
+  std::vector<BlockCheck> blocks;  // those to be summed or verified
 
  private:
   friend class Checksums;

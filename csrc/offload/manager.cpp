@@ -236,9 +236,7 @@ void Manager::activate(const std::shared_ptr<TransferJob>& job, BlockClaim* clai
   begin_uses(*job);
   ++side(*job).stats.accepted;
   if (job->has_checks()) job->expect_check();
-  if (job->kind == TransferKind::restore) return;
-  offloaded_ += job->host_slots.size();
-  pool_->forget_sums(job->host_slots);  // also where this manager keeps none: another one may
+  if (job->kind == TransferKind::offload) offloaded_ += job->host_slots.size();
 }
 
 std::shared_ptr<TransferJob> Manager::make_job(TransferKind kind, const TransferRequest& request,
@@ -284,7 +282,7 @@ struct Manager::SliceGuard final : Parked {
 bool Manager::submit_some(Side& submitting, Turn turn) noexcept {
   CopyQueue& queue = *submitting.queue;
   if (queue.waiting() == 0) return false;
-  CopyQueue::Entry gone;  // dropped behind the lock
+  CopyQueue::Gone gone;  // dropped behind the lock
   std::unique_lock one_at_a_time(queue.submitting(), std::defer_lock);
   if (turn == Turn::wait) one_at_a_time.lock();
   // Who is submitting just now looks at every job.
@@ -294,6 +292,7 @@ bool Manager::submit_some(Side& submitting, Turn turn) noexcept {
     for (;;) {
       auto guard = std::make_unique<SliceGuard>(shared_from_this());  // before anything is taken
       if (!queue.next(guard->slice)) break;
+      forget_overwritten(guard->slice);
       queue.submit(guard->slice);
       guard->event = guard->slice.event;
       const auto line = submitting.lines.find(guard->slice.lane->stream.id());

@@ -99,6 +99,8 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
   [[nodiscard]] std::shared_ptr<BlockClaim> claim(TransferKind kind,
                                                   const std::vector<BlockId>& blocks,
                                                   const After& after);
+  // Throws as claim() would, and changes nothing.
+  void expect_claimable(TransferKind kind, const std::vector<BlockId>& blocks, const After& after);
 
   // All throw Busy when a block of either side is in use by an unfinished transfer that is not in
   // `after`; then nothing has changed.
@@ -177,6 +179,7 @@ class Manager final : public Submitter, public std::enable_shared_from_this<Mana
   void finish(TransferJob& job) noexcept;
   void choose_checks(TransferJob& job) const;  // with mutex_ held
   void settle_checks() noexcept;               // of those whose check has ended
+  void forget_overwritten(const Slice& slice) noexcept;
   CancelOutcome cancel(TransferJob& job) noexcept;
   void record(const TransferJob& job, TransferState state, Nanoseconds observed,
               const CopyQueue::Times& times) noexcept;

@@ -12,16 +12,23 @@ void Manager::open_checksums() {
 
 // Of an offload all blocks, or each nth of those accepted; of a restore those that have a sum.
 void Manager::choose_checks(TransferJob& job) const {
-  std::vector<std::uint32_t>& positions = job.checks.positions;
-  positions.clear();  // of a first try
+  std::vector<BlockCheck>& chosen = job.checks.blocks;
+  chosen.clear();  // of a first try
   const std::size_t every = config_.checksum == Checksum::always ? 1 : config_.checksum_every;
   for (std::size_t i = 0; i < job.host_slots.size(); ++i) {
-    const bool wanted = job.kind == TransferKind::restore
-                            ? pool_->sum(job.host_slots[i]).has_value()
-                            : (offloaded_ + i) % every == 0;
-    if (wanted) positions.push_back(static_cast<std::uint32_t>(i));
+    const bool restore = job.kind == TransferKind::restore;
+    const auto sum = restore ? pool_->sum(job.host_slots[i]) : std::nullopt;
+    const bool wanted = restore ? sum.has_value() : (offloaded_ + i) % every == 0;
+    if (wanted) chosen.push_back({static_cast<std::uint32_t>(i), sum.value_or(0)});
   }
-  if (!positions.empty()) Checksums::prepare(job);
+  if (!chosen.empty()) Checksums::prepare(job);
+}
+
+// When an offload begins to write and no earlier: one that it runs behind keeps its own sums until
+// then. Also where this manager keeps none: another one may.
+void Manager::forget_overwritten(const Slice& slice) noexcept {
+  const auto& job = static_cast<const TransferJob&>(*slice.job);
+  if (job.kind == TransferKind::offload && slice.begin == 0) pool_->forget_sums(job.host_slots);
 }
 
 void Manager::settle_checks() noexcept {

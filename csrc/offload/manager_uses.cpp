@@ -103,6 +103,21 @@ std::shared_ptr<BlockClaim> Manager::claim(TransferKind kind, const std::vector<
   return claim;
 }
 
+void Manager::expect_claimable(TransferKind kind, const std::vector<BlockId>& blocks,
+                               const After& after) {
+  const auto pass = enter();
+  const auto ask = [&] {
+    const std::lock_guard lock(mutex_);
+    expect_free(kind, blocks, {}, after.transfers, nullptr);
+  };
+  try {
+    ask();
+  } catch (const Busy&) {  // see accept()
+    runtime_->recycle().reap_in_turn();
+    ask();
+  }
+}
+
 BlockClaim::~BlockClaim() {
   if (manager_->mark_.must_leak()) return;
   {

@@ -79,13 +79,16 @@ void Transfer::wait_on(StreamHandle stream, std::optional<std::int64_t> stage,
   point = CopyQueue::stage_point(*job_, index);
   if (point.event) device.wait(stream, point.event->handle());
   if (!manager.config_.timeline) return;
-  auto first_use = std::make_shared<Event>(manager.events_->acquire());
-  first_use->record(stream);
-  {
-    const std::lock_guard lock(manager.mutex_);
-    if (!job_->first_use) job_->first_use = first_use;
+  try {
+    auto first_use = std::make_shared<Event>(manager.events_->acquire());
+    first_use->record(stream);
+    {
+      const std::lock_guard lock(manager.mutex_);
+      if (!job_->first_use) job_->first_use = first_use;
+    }
+    manager.timeline_.note_first_use(job_->id, std::move(first_use));  // where it has ended already
+  } catch (...) {  // the wait was made: measuring never fails a transfer
   }
-  manager.timeline_.note_first_use(job_->id, std::move(first_use));  // where it has ended already
 }
 
 void Transfer::wake(std::shared_ptr<WakeList> list, std::uint64_t token) {

@@ -54,7 +54,7 @@ class TransferJob final : public CopyJob {
   std::vector<Waker> wakers;
   std::shared_ptr<Event> first_use;
 
-  [[nodiscard]] bool has_checks() const noexcept { return !checks.positions.empty(); }
+  [[nodiscard]] bool has_checks() const noexcept { return !checks.blocks.empty(); }
   [[nodiscard]] TransferState state() const noexcept {
     const TransferState end = ended.load();
     if (is_terminal(end)) return end;

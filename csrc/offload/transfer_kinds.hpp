@@ -14,6 +14,7 @@ enum class TransferKind : std::uint8_t { offload, restore };
 
 //   queued     -> in_flight   first slice submitted
 //   queued     -> cancelled   cancelled before any slice was submitted
+//   queued     -> failed      a block differs from its checksum (Corrupt): nothing was submitted
 //   in_flight  -> done | failed | cancelled   the guard of everything submitted was observed
 // The last three are terminal: entered exactly once, never left.
 enum class TransferState : std::uint8_t { queued, in_flight, done, failed, cancelled };

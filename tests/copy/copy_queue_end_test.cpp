@@ -141,14 +141,36 @@ TEST_P(FaultInASubmission, LeavesTheSliceGuardedAndTheQueueWorking) {
 INSTANTIATE_TEST_SUITE_P(
     Calls, FaultInASubmission,
     ::testing::Values(Fault{CallKind::create_event, 1, Failure::refused, "NoEvent"},
-                      Fault{CallKind::create_event, 2, Failure::refused, "NoStartEvent"},
                       Fault{CallKind::wait, 1, Failure::refused, "Wait"},
                       Fault{CallKind::wait, 1, Failure::in_flight, "WaitThatHappened"},
-                      Fault{CallKind::record, 1, Failure::refused, "StartRecord"},
                       Fault{CallKind::copy, 1, Failure::refused, "Copy"},
                       Fault{CallKind::copy, 1, Failure::in_flight, "CopyThatHappened"},
                       Fault{CallKind::record, 2, Failure::refused, "Record"},
                       Fault{CallKind::record, 2, Failure::in_flight, "RecordThatHappened"}),
+    [](const auto& fault) { return fault.param.name; });
+
+class FaultInAMeasurement : public ::testing::TestWithParam<Fault> {};
+
+TEST_P(FaultInAMeasurement, FailsNoTransfer) {
+  QueueBench bench({.timing = true});
+  std::unique_ptr<Stall> stall;
+  const auto job = bench.accept({.blocks = 4, .after = {bench.unreached(stall)}});
+  bench.device().fail(GetParam().kind, GetParam().nth, GetParam().how);
+  bench.pump();
+  ASSERT_EQ(bench.device().injected(), 1U);
+  stall->open();
+  bench.run_out();
+  EXPECT_TRUE(bench.is_finished(*job));
+  EXPECT_FALSE(CopyQueue::error(*job));
+  EXPECT_EQ(bench.queue().settle(*job).started, -1);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, FaultInAMeasurement,
+    ::testing::Values(Fault{CallKind::create_event, 2, Failure::refused, "NoStartEvent"},
+                      Fault{CallKind::create_event, 2, Failure::no_memory, "NoMemory"},
+                      Fault{CallKind::record, 1, Failure::refused, "StartRecord"},
+                      Fault{CallKind::record, 1, Failure::in_flight, "StartRecordThatHappened"}),
     [](const auto& fault) { return fault.param.name; });
 
 TEST(CopyQueue, AFailedCopyThatIsInFlightAllTheSameIsGuardedByAnEventBehindIt) {
@@ -385,6 +407,23 @@ TEST_P(Staged, AJobThatWaitsForAPieceOfALostDeviceEndsLost) {
   bench_.end(0, true);
   EXPECT_TRUE(bench_.is_finished(*job));
   EXPECT_THROW(std::rethrow_exception(CopyQueue::error(*job)), DeviceLost);
+}
+
+TEST_P(Staged, AJobThatIsDroppedJustBeforeItGetsALaneAndThatFindsNoPieceKeepsNoLane) {
+  accept({0}, true);
+  accept({1}, true);
+  bench_.pump();
+  ASSERT_EQ(bench_.in_flight(), 2U);  // both pieces
+  std::unique_ptr<Stall> stall;
+  const auto job = accept({2}, true, {bench_.unreached(stall)});
+  bench_.device().before_next(
+      CallKind::query, [&] { EXPECT_EQ(bench_.queue().drop(*job), CopyQueue::Dropped::finished); });
+  bench_.device().fail(CallKind::query, 1);  // so that it may wait on the device, in a lane
+  bench_.pump();
+  EXPECT_EQ(bench_.queue().in_flight().lanes_owned, 0U);
+  stall->open();
+  bench_.run_out();
+  EXPECT_EQ(bench_.finished().size(), 2U);
 }
 
 TEST(StagedCopies, NoDescriptorIsLargerThanAPiece) {

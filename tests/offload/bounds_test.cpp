@@ -347,6 +347,14 @@ TEST(ManagerConfig, BoundsOutOfRangeAreRefusedByName) {
             std::string::npos);
 }
 
+// A close may come between two looks of who begins to wait.
+TEST(Bounds, WhoBeginsToWatchAClosedBoundHearsOfItAtOnce) {
+  Progress progress;
+  Bound bound("bound", 1, progress);
+  bound.close();
+  EXPECT_THROW(bound.watch(std::make_shared<WakeList>(), 7), Closed);
+}
+
 TEST(Manager, RefusesALayoutOrAPoolThatDoesNotFit) {
   const auto device = still_device();
   World world(device, {.config = without_reaper()});

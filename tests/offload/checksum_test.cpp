@@ -205,6 +205,48 @@ TEST_P(ChecksumTest, AnOffloadOfAnotherManagerWithoutChecksumsForgetsThem) {
   EXPECT_EQ(other->stats().checksum.blocks_summed, 0U);
 }
 
+TEST_P(ChecksumTest, AnOffloadBehindAnotherOneIntoItsSlotKeepsNoSumOfIt) {
+  config_.checksum = Checksum::sampled;
+  config_.checksum_every = 2;
+  World world(GetParam().device(), {.config = config_});
+  const HostBlocks slot = *world.pool().try_acquire(1);
+  const auto summed = world.offload_into({.blocks = {2}}, slot.share());
+  const auto second =
+      world.offload_into({.blocks = {3}, .after = world.after_transfer(*summed)}, slot.share());
+  second->wait(30);
+  summed->wait(30);
+  EXPECT_FALSE(slot.sum(0)) << "the slot holds other bytes";
+  world.restore({.blocks = {10}}, *second->result())->wait(30);
+  EXPECT_TRUE(world.cache().holds(10, 3));
+}
+
+TEST_P(ChecksumTest, OffloadsBehindEachOtherIntoOneSlotLeaveTheSumOfTheLast) {
+  const HostBlocks slot = *world_.pool().try_acquire(1);
+  After after;
+  std::shared_ptr<Transfer> last;
+  for (BlockId block = 0; block < 6; ++block) {
+    last = world_.offload_into({.blocks = {block}, .after = after}, slot.share());
+    world_.manager().add_transfer(after, *last);
+  }
+  last->wait(30);
+  EXPECT_TRUE(CacheMemory::holds(slot, 0, 5));
+  EXPECT_EQ(slot.sum(0), crc32c(0, slot.data(0), CacheMemory::block_bytes()));
+  EXPECT_TRUE(world_.manager().drain(30, {}));
+  EXPECT_EQ(slot.sum(0), crc32c(0, slot.data(0), CacheMemory::block_bytes()));
+}
+
+TEST_P(ChecksumTest, WhoWaitsOnAStreamWaitsForTheSumsOfWhatIsBefore) {
+  const HostBlocks slot = *world_.pool().try_acquire(1);
+  const Stream engine(world_.device_ptr());
+  const auto first = world_.offload_into({.blocks = {2}}, slot.share());
+  const auto second =
+      world_.offload_into({.blocks = {3}, .after = world_.after_transfer(*first)}, slot.share());
+  second->wait_on(engine.handle(), std::nullopt);
+  EXPECT_TRUE(second->job()->begun());
+  second->wait(30);
+  EXPECT_TRUE(CacheMemory::holds(slot, 0, 3));
+}
+
 TEST_P(ChecksumTest, ASlotThatIsAcquiredHasNoSum) {
   auto copy = stored(world_, {3, 4});
   const std::vector<SlotIndex> slots(copy->blocks().slots().begin(), copy->blocks().slots().end());
@@ -264,6 +306,10 @@ class StoppedWorkerTest : public ::testing::Test {
   StoppedWorkerTest() {
     device_->before_each_look_at_the_clock([this, own = std::this_thread::get_id()] {
       if (std::this_thread::get_id() == own || !stop_.load()) return;
+      if (looks_before_.load() > 0) {
+        --looks_before_;
+        return;
+      }
       ++stopped_;
       while (stop_.load()) std::this_thread::yield();
       --stopped_;
@@ -311,7 +357,7 @@ class StoppedWorkerTest : public ::testing::Test {
   std::size_t copies() const { return device_->calls(CallKind::copy).size(); }
 
   std::atomic<bool> stop_{false};
-  std::atomic<int> stopped_{0};
+  std::atomic<int> looks_before_{0}, stopped_{0};
   std::shared_ptr<ScriptedDevice> device_ = std::make_shared<ScriptedDevice>();
   World world_{device_, {.config = one_worker()}};
   std::shared_ptr<HostCopy> copy_;
@@ -374,6 +420,79 @@ TEST_F(StoppedWorkerTest, ARestoreThatIsBeingVerifiedIsCancelledWhenTheWorkerLet
   EXPECT_EQ(copies(), before);
   EXPECT_EQ(world_.slots().free, world_.slots().capacity);
   EXPECT_TRUE(world_.cache().holds(10, 10));
+}
+
+TEST_F(StoppedWorkerTest, ACancelOutweighsWhatTheVerificationFinds) {
+  flip(world_, *copy_, 0);
+  stop_.store(true);
+  looks_before_.store(1);  // the worker stops when it has found it
+  const auto restore = world_.restore({.blocks = {10, 11}}, *copy_);
+  ASSERT_TRUE(comes_true([this] { return stopped_.load() == 1; }));
+  EXPECT_EQ(restore->cancel(), CancelOutcome::draining);
+  let_go();
+  EXPECT_EQ(restore->state(), TransferState::cancelled);
+  EXPECT_EQ(world_.manager().stats().checksum.blocks_corrupt, 1U);
+}
+
+TEST_F(StoppedWorkerTest, WhatRunsBehindACancelledRestoreWaitsUntilTheWorkerHasReadItsSlots) {
+  stop_.store(true);
+  const auto restore = world_.restore({.blocks = {10, 11}}, *copy_);
+  ASSERT_TRUE(comes_true([this] { return stopped_.load() == 1; }));
+  EXPECT_EQ(restore->cancel(), CancelOutcome::draining);
+  const auto over = world_.offload_into(
+      {.blocks = {5, 6}, .after = world_.after_transfer(*restore)}, copy_->blocks().share());
+  drive();
+  EXPECT_EQ(over->state(), TransferState::queued);
+  let_go();
+  EXPECT_EQ(restore->state(), TransferState::cancelled);
+  EXPECT_EQ(over->state(), TransferState::done);
+  EXPECT_TRUE(CacheMemory::holds(copy_->blocks(), 1, 6));
+}
+
+TEST_F(StoppedWorkerTest, AnOffloadBehindARestoreDoesNotKeepItFromBeingVerified) {
+  flip(world_, *copy_, 0);
+  stop_the_worker();
+  const auto restore = world_.restore({.blocks = {10, 11}}, *copy_);
+  const auto over = world_.offload_into(
+      {.blocks = {5, 6}, .after = world_.after_transfer(*restore)}, copy_->blocks().share());
+  let_go();
+  EXPECT_THROW(restore->expect_done(), Corrupt);
+  EXPECT_TRUE(world_.cache().holds(10, 10));
+  EXPECT_EQ(over->state(), TransferState::done);
+}
+
+TEST_F(StoppedWorkerTest, ARestoreIsVerifiedWithTheSumsThatItsBlocksHadWhenItWasAccepted) {
+  flip(world_, *copy_, 0);
+  stop_the_worker();
+  const auto restore = world_.restore({.blocks = {10, 11}}, *copy_);
+  world_.pool().forget_sums(copy_->blocks().slots());
+  let_go();
+  EXPECT_THROW(restore->expect_done(), Corrupt);
+}
+
+TEST_F(StoppedWorkerTest, WhatRunsBehindAnOffloadWaitsUntilTheWorkerHasReadItsSlots) {
+  stop_.store(true);
+  const HostBlocks slot = *world_.pool().try_acquire(1);
+  const auto first = world_.offload_into({.blocks = {5}}, slot.share());
+  drive();
+  ASSERT_TRUE(comes_true([this] { return stopped_.load() == 1; }));
+  const auto behind = [&](BlockId block) {
+    After after = world_.after_transfer(*first);
+    return world_.offload_into({.blocks = {block}, .after = after}, slot.share());
+  };
+  const auto cancelled = behind(6);
+  EXPECT_EQ(cancelled->cancel(), CancelOutcome::not_submitted);
+  const auto second = behind(7);
+  drive();
+  EXPECT_EQ(second->state(), TransferState::queued);
+  EXPECT_TRUE(CacheMemory::holds(slot, 0, 5));
+  EXPECT_EQ(world_.stats(Direction::to_host).lanes_owned, 0U);
+  EXPECT_EQ(first->cancel(), CancelOutcome::draining);
+  let_go();
+  EXPECT_EQ(first->state(), TransferState::cancelled);
+  EXPECT_EQ(second->state(), TransferState::done);
+  EXPECT_TRUE(CacheMemory::holds(slot, 0, 7));
+  EXPECT_EQ(slot.sum(0), crc32c(0, slot.data(0), CacheMemory::block_bytes()));
 }
 
 TEST_F(StoppedWorkerTest, ACancelledOffloadIsNotSummed) {

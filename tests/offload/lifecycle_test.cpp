@@ -349,6 +349,25 @@ class TimelineTest : public ::testing::Test {
   }
 };
 
+TEST(Timeline, AMeasurementThatFailsFailsNoTransferAndNoWait) {
+  const auto device = std::make_shared<ScriptedDevice>(ScriptedOptions{.runs_in_sleep = true});
+  ManagerConfig config = without_reaper();
+  config.timeline = true;
+  World world(device, {.config = config});
+  const Stream engine(device);
+  device->fail(CallKind::record, 1);  // before the copy
+  const auto transfer = world.offload({.blocks = {1}});
+  transfer->wait(10);
+  device->fail(CallKind::record, 1);  // behind the wait
+  transfer->wait_on(engine.handle(), std::nullopt);
+  EXPECT_EQ(device->injected(), 2U);
+  const auto records = world.manager().timeline();
+  ASSERT_EQ(records.size(), 1U);
+  EXPECT_EQ(records[0].state, TransferState::done);
+  EXPECT_EQ(records[0].started, -1);
+  EXPECT_EQ(records[0].first_use, -1);
+}
+
 TEST_F(TimelineTest, StagesComeInOrder) {
   const Nanoseconds before = world_.device().now();
   Stall stall(world_.device_ptr(), engine_.handle());

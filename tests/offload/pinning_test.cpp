@@ -38,16 +38,72 @@ class PinningBehindTransfers : public ::testing::Test {
   void TearDown() override {
     EXPECT_EQ(device_->unpinned_copies(), 0U);
     go_ = true;
+    staged_ = direct_ = nullptr;
+    slot_.release();
     world_.reset();
     EXPECT_TRUE(comes_true([&] { return device_.use_count() == 1; }));
     EXPECT_TRUE(device_->pinned().empty());
+  }
+
+  // A staged offload of block 2 into the slot, and a direct one of block 3 behind it.
+  void offload_twice_into_the_slot() {
+    hold_the_only_chunk();
+    make_world();
+    world_->cache().fill(2, 100);
+    world_->cache().fill(3, 101);
+    slot_ = *world_->pool().try_acquire(1);
+    staged_ = world_->offload_into({.blocks = {2}}, slot_.share());
+    go_ = true;
+    ASSERT_TRUE(comes_true([&] { return world_->pool().pinned(); }));
+    direct_ = world_->offload_into({.blocks = {3}, .after = world_->after_transfer(*staged_)},
+                                   slot_.share());
+    ASSERT_TRUE(staged_->job()->staged());
+    ASSERT_FALSE(direct_->job()->staged());
   }
 
   std::atomic<bool> go_{false};
   std::shared_ptr<ScriptedDevice> device_ = std::make_shared<ScriptedDevice>(
       ScriptedOptions{.needs_pinned_host = true, .runs_in_sleep = true});
   std::unique_ptr<World> world_;
+  HostBlocks slot_;
+  std::shared_ptr<Transfer> staged_, direct_;
 };
+
+TEST_F(PinningBehindTransfers, AnOffloadBehindAStagedOneIsNotOverwrittenByIt) {
+  offload_twice_into_the_slot();
+  device_->run_all();
+  EXPECT_FALSE(direct_->job()->begun()) << "the first one has still to be brought home";
+  direct_->wait(10);
+  staged_->wait(10);
+  EXPECT_TRUE(CacheMemory::holds(slot_, 0, 101));
+}
+
+TEST_F(PinningBehindTransfers, WhoWaitsOnAStreamWaitsUntilTheStagedOneIsBroughtHome) {
+  offload_twice_into_the_slot();
+  const Stream engine(device_);
+  direct_->wait_on(engine.handle(), std::nullopt);
+  EXPECT_TRUE(staged_->done());
+  EXPECT_TRUE(direct_->job()->begun());
+  direct_->wait(10);
+  EXPECT_TRUE(CacheMemory::holds(slot_, 0, 101));
+}
+
+TEST_F(PinningBehindTransfers, ACancelledStagedOffloadLetsGoWhatRunsBehindIt) {
+  offload_twice_into_the_slot();
+  EXPECT_EQ(staged_->cancel(), CancelOutcome::draining);
+  device_->run_all();
+  EXPECT_FALSE(direct_->job()->begun()) << "its bytes are brought home all the same";
+  direct_->wait(10);
+  EXPECT_EQ(staged_->state(), TransferState::cancelled);
+  EXPECT_TRUE(CacheMemory::holds(slot_, 0, 101));
+}
+
+TEST_F(PinningBehindTransfers, WhatRunsBehindAStagedOffloadIsCancelledAtOnce) {
+  offload_twice_into_the_slot();
+  EXPECT_EQ(direct_->cancel(), CancelOutcome::not_submitted);
+  staged_->wait(10);
+  EXPECT_TRUE(CacheMemory::holds(slot_, 0, 100));
+}
 
 TEST_F(PinningBehindTransfers, WhatIsNotPinnedYetIsStagedAndWhatIsGoesDirectly) {
   hold_the_only_chunk();

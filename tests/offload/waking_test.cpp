@@ -68,6 +68,20 @@ TEST(Waking, WhoLeavesOffWaitingHandsOverToTheReaper) {
   expect_that_a_cancel_sets_free_what_ran_behind(true);
 }
 
+// What runs behind a transfer that is being checked waits in kvmem, here in the other direction.
+TEST(Waking, TheEndOfACheckSetsFreeWhatRanBehindIt) {
+  ManagerConfig config;
+  config.checksum = Checksum::always;
+  World world(make_host_device({.workers = 1}), {.slots = 8, .config = config});
+  const auto copy = world.stored(31, 500);
+  const auto first = world.offload({.blocks = {20}});
+  const auto second = world.restore({.blocks = {20}, .after = world.after_transfer(*first)}, *copy);
+  EXPECT_TRUE(comes_true([&] { return second->done(); })) << "nobody looked";
+  EXPECT_TRUE(first->done());
+  EXPECT_TRUE(CacheMemory::holds(first->result()->blocks(), 0, 20));
+  EXPECT_TRUE(world.cache().holds(20, 500));
+}
+
 // Who asks for a result reaps, and what that made room for must go on.
 TEST(Waking, AskingForAResultSubmitsWhatItMadeRoomFor) {
   const auto device = make_virtual_device({.moves_bytes = false});  // no reaper of its own

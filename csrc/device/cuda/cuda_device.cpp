@@ -43,6 +43,8 @@ class RuntimeDevice final : public CudaDevice {
   [[nodiscard]] bool recorded(EventHandle event) const override;
   [[nodiscard]] Nanoseconds event_time(EventHandle event) override;
 
+  [[nodiscard]] bool must_leak() const noexcept { return calls_.mark().must_leak(); }
+
   void adopt_thread() noexcept override { calls_.adopt_thread(); }
   void copy(const CopyDescriptors& batch, Direction direction, SourceAccess access,
             StreamHandle stream) override;
@@ -310,7 +312,10 @@ std::shared_ptr<CudaDevice> make_cuda_device(std::shared_ptr<const Cudart> runti
   KVMEM_EXPECTS(options.ordinal >= 0 && options.ordinal < status.device_count,
                 "there is no cuda:", options.ordinal, ": the driver shows ", status.device_count,
                 status.device_count == 1 ? " device" : " devices", " to this process");
-  return std::make_shared<RuntimeDevice>(std::move(runtime), options);
+  // Leaked whole where it must be: a thread may sleep on its progress for ever.
+  return {new RuntimeDevice(std::move(runtime), options), [](RuntimeDevice* device) {
+            if (!device->must_leak()) delete device;
+          }};
 }
 
 }  // namespace kvmem::cuda
