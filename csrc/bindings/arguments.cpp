@@ -115,11 +115,18 @@ std::string shown(py::handle value) {
   constexpr std::size_t most = 120;
   try {
     std::string words = py::repr(value).cast<std::string>();
-    if (words.size() > most) words = words.substr(0, most) + "...";
-    return words;
+    if (words.size() <= most) return words;
+    std::size_t end = most;
+    while ((static_cast<unsigned char>(words[end]) & 0xC0U) == 0x80U) --end;  // inside a character
+    return words.substr(0, end) + "...";
   } catch (const py::error_already_set&) {
     return text("<", Py_TYPE(value.ptr())->tp_name, ">");
   }
+}
+
+py::str words_of(std::string_view text) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
 std::size_t size_argument(const char* name, py::handle value, std::size_t least) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <pybind11/native_enum.h>
@@ -97,6 +98,8 @@ namespace kvmem::bindings {
 
 // A repr that is never the problem itself: short, and there for values whose own one fails.
 [[nodiscard]] std::string shown(py::handle value);
+// What is no UTF-8 in it is replaced: a name may have come as bytes.
+[[nodiscard]] py::str words_of(std::string_view text);
 // An integer that fits and is at least `least`; InvalidArgument names what is wrong. bool is no
 // integer here.
 [[nodiscard]] std::size_t size_argument(const char* name, py::handle value, std::size_t least = 1);

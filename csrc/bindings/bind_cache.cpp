@@ -207,7 +207,7 @@ void bind_books(CacheClass& cache) {
       .def("drop_owner", &Cache::drop_owner, py::arg("owner"),
            "Ends the owner's hits and its books, and answers how many hits. Its counts stay in the "
            "total; what it is\n"
-           "storing or loading goes on.")
+           "storing or loading goes on, but a load that still waits for keys in flight fails.")
       .def(
           "owner",
           [](const Cache& self, const std::string& owner) {
@@ -248,7 +248,7 @@ void bind_cache(py::module_& module) {
   bind_cache_transfer(module);
   bind_cache_reports(module);
   bind_hit(module);
-  CacheClass cache(module, "Cache", py::dynamic_attr());
+  CacheClass cache(module, "Cache");
   cache.def(py::init(&make_cache), py::arg("options"));
   bind_stores(module, cache);
   bind_loads(cache);

@@ -21,8 +21,9 @@ Word word_argument(const char* name, const py::object& value,
 }
 
 double number_argument(const char* name, const py::object& value) {
-  const bool is_number =
-      !PyBool_Check(value.ptr()) && (PyFloat_Check(value.ptr()) || PyIndex_Check(value.ptr()));
+  const PyNumberMethods* const as_number = Py_TYPE(value.ptr())->tp_as_number;
+  const bool is_number = !PyBool_Check(value.ptr()) && as_number != nullptr &&
+                         (as_number->nb_float != nullptr || as_number->nb_index != nullptr);
   KVMEM_EXPECTS(is_number, name, " is ", shown(value), ": not a number");
   const double number = PyFloat_AsDouble(value.ptr());
   if (!PyErr_Occurred()) return number;
@@ -112,7 +113,7 @@ CacheOptions cache_options(const py::dict& values) {
   options.high_free = number_argument("high_free", values["high_free"]);
   options.max_transfers = size_argument("max_transfers", values["max_transfers"]);
   options.max_plans = size_argument("max_plans", values["max_plans"]);
-  options.max_events = size_argument("max_events", values["max_events"], 0);
+  options.max_events = max_events_argument(values["max_events"]);
   options.max_owners = size_argument("max_owners", values["max_owners"]);
   options.host_bytes_per_second =
       number_argument("host_bytes_per_second", values["host_bytes_per_second"]);

@@ -8,6 +8,7 @@ Cache::Blocks blocks_argument(const Cache& cache, const py::object& blocks, std:
   const auto& groups = cache.options().groups;
   Cache::Blocks all(groups.size());
   if (!py::isinstance<py::dict>(blocks)) {
+    if (py::hasattr(blocks, "keys")) return blocks_argument(cache, py::dict(blocks), keys);
     KVMEM_EXPECTS(groups.size() == 1, "blocks is ", shown(blocks), ", and the cache has ",
                   groups.size(), " groups: a dict by group is needed");
     all[0] = ids_argument("blocks", blocks);

@@ -40,9 +40,9 @@ void bind_facts(Class& transfer) {
                              "Of a store: blocks that another one is storing.")
       .def_property_readonly(
           "refused",
-          [](const CacheTransfer& self) -> std::optional<std::string> {
-            if (self.job().refused.empty()) return std::nullopt;
-            return self.job().refused;
+          [](const CacheTransfer& self) -> py::object {
+            if (self.job().refused.empty()) return py::none();
+            return words_of(self.job().refused);
           },
           "Of a store: why not all keys were admitted, in words, or None.");
 }

@@ -9,7 +9,7 @@ namespace {
 
 // The classes are documented in kvmem/errors.py; here they are only filled.
 py::object make(const char* name, const Error& error) {
-  return py::module_::import("kvmem.errors").attr(name)(error.what());
+  return py::module_::import("kvmem.errors").attr(name)(words_of(error.what()));
 }
 
 void raise(const py::object& error) { PyErr_SetObject(py::type::of(error).ptr(), error.ptr()); }
@@ -17,7 +17,7 @@ void raise(const py::object& error) { PyErr_SetObject(py::type::of(error).ptr(),
 void raise_at_bound(const char* name, const AtBound& error) {
   const py::object raised = make(name, error);
   const Shortage& s = error.shortage;
-  raised.attr("bound") = s.bound;
+  raised.attr("bound") = words_of(s.bound);
   raised.attr("wanted") = s.wanted;
   raised.attr("free") = s.free;
   raised.attr("largest") = s.largest;

@@ -87,9 +87,7 @@ std::shared_ptr<Index> make_index(const py::list& groups, const std::string& pol
   options.low_free = low_free;
   options.high_free = high_free;
   options.max_plans = size_argument("max_plans", max_plans);
-  options.max_events = size_argument("max_events", max_events, 0);
-  KVMEM_EXPECTS(options.max_events <= (std::size_t{1} << 24U), "max_events is ", options.max_events,
-                ", which must be at most 2^24");
+  options.max_events = max_events_argument(max_events);
   return std::make_shared<Index>(std::move(options));
 }
 
@@ -362,9 +360,11 @@ void bind_books(IndexClass& index) {
           "state",
           [](const IndexPtr& self, const py::bytes& key, const py::object& group) {
             const std::string_view bytes(key);
-            return name_of(self->state(
-                reinterpret_cast<const std::byte*>(bytes.data()), bytes.size(),
-                static_cast<GroupIndex>(index_argument(group, self->options().groups.size()))));
+            const std::size_t number = size_argument("group", group, 0);
+            const std::size_t groups = self->options().groups.size();
+            KVMEM_EXPECTS(number < groups, "group is ", number, ", and there are ", groups);
+            return name_of(self->state(reinterpret_cast<const std::byte*>(bytes.data()),
+                                       bytes.size(), static_cast<GroupIndex>(number)));
           },
           py::arg("key"), py::arg("group") = 0, "Of one key in one group, by its number.")
       .def_property_readonly("key_bytes",
@@ -380,7 +380,7 @@ void bind_books(IndexClass& index) {
           [](const IndexPtr& self) {
             py::dict all;
             for (const Holding& holding : self->holdings())
-              all[py::str(holding.owner)] = py::make_tuple(holding.plans, holding.blocks);
+              all[words_of(holding.owner)] = py::make_tuple(holding.plans, holding.blocks);
             return all;
           },
           "By owner: (unfinished plans and reservations, blocks that they hold).")

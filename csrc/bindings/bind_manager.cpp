@@ -300,7 +300,7 @@ void bind_manager(py::module_& module) {
   const auto kw = py::kw_only();
   const auto after = py::arg("after");
   const auto none = [](const char* name) { return py::arg(name) = py::none(); };
-  py::class_<Manager, Shared<Manager>>(module, "Manager", py::dynamic_attr())
+  py::class_<Manager, Shared<Manager>>(module, "Manager")
       .def(py::init(&make_manager), py::arg("device"), py::arg("layout"), py::arg("pool"), kw,
            py::arg("max_queued_bytes"), py::arg("max_transfers"), py::arg("window_bytes"),
            py::arg("window_descriptors"), py::arg("max_reports"), py::arg("checksum"),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <string_view>
 #include <vector>
 
 #include "base/check.hpp"
@@ -21,6 +22,13 @@ void bind_policies(py::module_& module);
     return {NeedKind::last, size_argument("need", need.attr("count"))};
   }
   throw InvalidArgument(text("need is ", shown(need), ", none of 'all', last(n) and 'state'"));
+}
+
+[[nodiscard]] inline std::size_t max_events_argument(const py::object& max_events) {
+  const std::size_t count = size_argument("max_events", max_events, 0);
+  KVMEM_EXPECTS(count <= (std::size_t{1} << 24U), "max_events is ", count,
+                ", which must be at most 2^24");
+  return count;
 }
 
 // Where the keys of an argument are: a sequence of bytes objects, or one contiguous buffer. It
@@ -75,10 +83,14 @@ class KeysArgument {
   }
 
   void from_buffer(py::handle keys, std::size_t known_bytes) {
-    if (PyObject_GetBuffer(keys.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) {
+    if (PyObject_GetBuffer(keys.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
       PyErr_Clear();
       throw InvalidArgument(text("keys is ", shown(keys), ", which is not contiguous"));
     }
+    // What an item is by its bytes; objects, text, times and numbers that equal others are not.
+    const std::string_view format = view_.format == nullptr ? "B" : view_.format;
+    KVMEM_EXPECTS(format.find_first_not_of("@=<>!0123456789bBcsxhHiIlLqQnN") == format.npos,
+                  "keys is ", shown(keys), ", whose items are no bytes (format '", format, "')");
     const auto bytes = static_cast<std::size_t>(view_.len);
     const auto item = static_cast<std::size_t>(view_.itemsize);
     if (view_.ndim == 2 && view_.shape[0] > 0) {  // a row a key
@@ -88,7 +100,11 @@ class KeysArgument {
     } else {
       key_bytes_ = known_bytes;
     }
-    if (bytes == 0) return;
+    if (bytes == 0) {
+      KVMEM_EXPECTS(view_.ndim < 2 || view_.shape[0] == 0, "keys is ", shown(keys),
+                    ": keys of 0 bytes");
+      return;
+    }
     KVMEM_EXPECTS(key_bytes_ > 0, "keys is one buffer of ", bytes,
                   " bytes: the index must know its key_bytes, or each row must be a key");
     KVMEM_EXPECTS(bytes % key_bytes_ == 0, "keys is a buffer of ", bytes,

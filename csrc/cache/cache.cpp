@@ -147,17 +147,33 @@ std::vector<KeyRange> Cache::ranges_of(std::size_t keys, const Blocks& blocks) c
   return ranges;
 }
 
+// How many leading keys a store would copy nothing of, though others may be on disk.
+std::size_t Cache::in_host_memory(const Request& request) const {
+  const auto is_there = [&](const std::byte* key) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (needs_[g].need.kind == NeedKind::all &&
+          index_->state(key, request.key_bytes, static_cast<GroupIndex>(g)) == EntryState::free)
+        return false;
+    }
+    return true;
+  };
+  const auto missing = std::ranges::find_if_not(request.keys, is_there);
+  return static_cast<std::size_t>(missing - request.keys.begin());
+}
+
 Cache::Admitted Cache::admit(const Request& request) {
   const std::size_t keys = request.keys.size();
   const std::size_t there = index_->peek(request.keys, request.key_bytes);
-  if (there == keys) return {keys, {}};
+  const std::size_t here = feed_ ? in_host_memory(request) : there;
+  if (here == keys) return {keys, {}};
   const auto key = [&](std::size_t i) { return std::span(request.keys[i], request.key_bytes); };
   const std::lock_guard lock(mutex_);
-  if (auto why = owners_.refuses(request.owner, keys - there)) {
-    counts_.keys_refused += keys - there;
+  if (auto why = owners_.refuses(request.owner, keys - here)) {
+    counts_.keys_refused += keys - here;
     for (std::size_t i = there; i < keys; ++i) memory_.of(key(i)).why = MissReason::thrash;
-    return {there, std::move(*why)};
+    return {here, std::move(*why)};
   }
+  if (there == keys) return {keys, {}};
   if (options_.admit_after <= 1) return {keys, {}};
   std::size_t may = there;
   for (std::size_t i = there; i < keys; ++i) {
@@ -173,6 +189,20 @@ Cache::Admitted Cache::admit(const Request& request) {
   if (may == keys) return {keys, {}};
   return {may, text("not admitted: key ", may, " was offered less than ", options_.admit_after,
                     " times")};
+}
+
+void Cache::expect_free(const Request& request, const Blocks& blocks,
+                        const std::vector<KeyRange>& ranges) const {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<BlockId> missing;
+    for (std::size_t i = ranges[g].first; i < ranges[g].last; ++i) {
+      if (index_->state(request.keys[i], request.key_bytes, static_cast<GroupIndex>(g)) ==
+          EntryState::free)
+        missing.push_back(blocks[g][i]);
+    }
+    if (!missing.empty())
+      groups_[g].manager->expect_claimable(TransferKind::offload, missing, request.after);
+  }
 }
 
 std::shared_ptr<CacheJob> Cache::new_job(CacheKind kind, const std::string& owner,
@@ -206,7 +236,18 @@ void Cache::add_parts(CacheJob& job, GroupIndex group, const PlannedSlots& plann
   }
 }
 
-void Cache::start(const std::shared_ptr<CacheJob>& job) {
+bool Cache::take_place() noexcept {
+  if (++unfinished_ <= options_.max_transfers) return true;
+  --unfinished_;
+  return false;
+}
+
+PoolExhausted Cache::no_place() const {
+  return {"the cache has max_transfers unfinished transfers",
+          {"max_transfers", 1, 0, options_.max_transfers, unfinished_, 0}};
+}
+
+void Cache::start(const std::shared_ptr<CacheJob>& job, Place& place) {
   {
     const std::lock_guard lock(mutex_);
     // Again, under the lock: close() counts what is there behind it, so that nothing starts later.
@@ -214,15 +255,14 @@ void Cache::start(const std::shared_ptr<CacheJob>& job) {
     owners_.open(job->owner);
     job->id = ++last_id_;
     jobs_.emplace(job->id, job);
-    ++unfinished_;
+    place.give_to_job();
   }
   move_on();
   runtime_->device().progress().bump();  // a reaper that sleeps soundly is to look again and again
 }
 
 std::shared_ptr<CacheTransfer> Cache::store_some(const Request& request, const Blocks& blocks,
-                                                 std::optional<Admitted>& admitted,
-                                                 bool has_turn) {
+                                                 std::optional<Admitted>& admitted, bool has_turn) {
   const auto pass = enter();
   std::vector<KeyRange> ranges = ranges_of(request.keys.size(), blocks);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -230,10 +270,13 @@ std::shared_ptr<CacheTransfer> Cache::store_some(const Request& request, const B
         std::span(blocks[g]).subspan(ranges[g].first, ranges[g].last - ranges[g].first);
     groups_[g].manager->layout()->expect_blocks(its, true);
   }
-  if (unfinished_ >= options_.max_transfers) return nullptr;
+  Index::expect_value(request.value);
+  Place place(*this);
+  if (!place.had()) return nullptr;
   if (!has_turn && store_turns_.waiting() > 0 &&
       index_->peek(request.keys, request.key_bytes) < request.keys.size())
     return nullptr;
+  expect_free(request, blocks, ranges);
   if (!admitted) admitted = admit(request);
   for (KeyRange& range : ranges) {
     range.last = std::min(range.last, admitted->keys);
@@ -241,14 +284,15 @@ std::shared_ptr<CacheTransfer> Cache::store_some(const Request& request, const B
   }
   auto plan = index_->try_plan_store(request.keys.first(admitted->keys), request.key_bytes,
                                      request.owner, ranges, request.value);
-  if (!plan) {
+  const std::size_t covered = plan ? plan->covered : 0;
+  if (covered < admitted->keys) {
     const std::lock_guard lock(mutex_);
-    for (const std::byte* const key : request.keys) {
+    for (const std::byte* const key : request.keys.first(admitted->keys).subspan(covered)) {
       KeyMemory::Fate& fate = memory_.of({key, request.key_bytes});
       if (fate.why != MissReason::none) fate.why = MissReason::no_room;
     }
-    return nullptr;
   }
+  if (!plan) return nullptr;
   PlanGuard guard(*index_, plan->id);
   auto job = new_job(CacheKind::store, request.owner, request.after, request.priority);
   job->plan = plan->id;
@@ -274,7 +318,7 @@ std::shared_ptr<CacheTransfer> Cache::store_some(const Request& request, const B
     add_parts(*job, static_cast<GroupIndex>(g), planned, false);
   }
   auto transfer = std::make_shared<CacheTransfer>(job);
-  start(job);
+  start(job, place);
   guard.keep();
   return transfer;
 }
@@ -294,10 +338,7 @@ std::shared_ptr<CacheTransfer> Cache::store(const Request& request, const Blocks
   if (accepted() ||
       runtime_->wait_until(accepted, runtime_->deadline_after(timeout_seconds), interrupt))
     return pending.take();
-  if (unfinished_ >= options_.max_transfers) {
-    throw PoolExhausted("the cache has max_transfers unfinished transfers",
-                        {"max_transfers", 1, 0, options_.max_transfers, unfinished_, 0});
-  }
+  if (unfinished_ >= options_.max_transfers) throw no_place();
   throw index_->exhausted(request.keys.size());
 }
 

@@ -208,7 +208,11 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
     std::size_t keys = 0;
     std::string refused;  // why not the rest
   };
+  [[nodiscard]] std::size_t in_host_memory(const Request& request) const;
   [[nodiscard]] Admitted admit(const Request& request);
+  // Of those that are not there. Throws as claim() does, before anything has changed.
+  void expect_free(const Request& request, const Blocks& blocks,
+                   const std::vector<KeyRange>& ranges) const;
   [[nodiscard]] std::shared_ptr<CacheTransfer> store_some(const Request& request,
                                                           const Blocks& blocks,
                                                           std::optional<Admitted>& admitted,
@@ -217,7 +221,25 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   [[nodiscard]] std::shared_ptr<CacheJob> new_job(CacheKind kind, const std::string& owner,
                                                   const After& after, Priority priority);
   void add_parts(CacheJob& job, GroupIndex group, const PlannedSlots& planned, bool from_disk);
-  void start(const std::shared_ptr<CacheJob>& job);
+  // One of the max_transfers, of a job that is not there yet.
+  class Place {
+   public:
+    explicit Place(Cache& cache) : cache_(cache), had_(cache.take_place()) {}
+    Place(const Place&) = delete;
+    Place& operator=(const Place&) = delete;
+    ~Place() {
+      if (had_) --cache_.unfinished_;
+    }
+    [[nodiscard]] bool had() const noexcept { return had_; }
+    void give_to_job() noexcept { had_ = false; }
+
+   private:
+    Cache& cache_;
+    bool had_;
+  };
+  [[nodiscard]] bool take_place() noexcept;
+  [[nodiscard]] PoolExhausted no_place() const;
+  void start(const std::shared_ptr<CacheJob>& job, Place& place);
 
   // ---- moving on: by one thread at a time ----
   void move_on() noexcept;
@@ -227,10 +249,12 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   void claim_targets(CacheJob& job, std::size_t length);  // throws as load()
   void drop_parts(CacheJob& job);
   void move_part(CacheJob& job, std::size_t number);
+  void move_read(CacheJob& job, std::size_t number);
   void start_read(CacheJob& job, std::size_t number);
   void end_reads();
   void end_read(CacheJob* job, const DiskFeed::Read& read);
   void forget_corrupt(GroupIndex group, std::span<const std::byte> key);
+  void forget_on_disk(std::span<const std::byte> key, const DiskFeed::Read& read);
   void submit_part(CacheJob& job, CachePart& part);
   // Where a slot of the index is in host memory, and a holder of it.
   [[nodiscard]] std::pair<const std::byte*, HostBlocks> place(GroupIndex group, SlotIndex slot);

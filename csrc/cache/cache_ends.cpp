@@ -83,7 +83,7 @@ void Cache::settle_store(CacheJob& job, bool ok) {
   // Tail first: it is the first to be evicted, from host memory and then from disk.
   for (auto part = job.parts.rbegin(); part != job.parts.rend(); ++part) {
     for (auto position = part->positions.rbegin(); position != part->positions.rend(); ++position)
-      feed_->enqueue(part->group, job.key_span(*position), job.value);
+      feed_->enqueue(*index_, part->group, job.key_span(*position), job.value);
   }
 }
 
@@ -191,11 +191,19 @@ std::optional<OwnerCounts> Cache::owner(const std::string& owner) const {
 
 std::size_t Cache::evict(KeyPointers keys, std::size_t key_bytes) {
   const auto pass = enter();
+  std::vector<const std::byte*> there;  // the others have reasons of their own to be missed
+  for (const std::byte* const key : keys) {
+    for (std::size_t g = 0; g < index_->options().groups.size(); ++g) {
+      if (index_->state(key, key_bytes, static_cast<GroupIndex>(g)) == EntryState::free) continue;
+      there.push_back(key);
+      break;
+    }
+  }
   const std::size_t removed = remove([&](std::vector<Index::Place>* were) {
     return index_->remove(keys, key_bytes, std::nullopt, were);
   });
   const std::lock_guard lock(mutex_);
-  for (const std::byte* const key : keys) memory_.of({key, key_bytes}).why = MissReason::removed;
+  for (const std::byte* const key : there) memory_.of({key, key_bytes}).why = MissReason::removed;
   return removed;
 }
 
@@ -218,6 +226,8 @@ std::size_t Cache::remove(const std::function<std::size_t(std::vector<Index::Pla
   }
   tell_stores();
   move_on();
+  // What is held is erased later: a reaper that sleeps soundly is to look again and again.
+  if (feed_) runtime_->device().progress().bump();
   return removed;
 }
 
@@ -262,6 +272,7 @@ bool Cache::flush(std::optional<double> timeout_seconds, const Runtime::Interrup
   mark_.expect_same_process("the cache");
   if (!feed_) return true;
   ++flushing_;
+  feed_->expect_better();
   const auto settled = [&] { return feed_->idle() || feed_->stuck(); };
   const auto end = [&] { --flushing_; };
   try {
@@ -291,9 +302,13 @@ CacheCloseReport Cache::close(std::optional<double> timeout_seconds,
       ++report.cancelled;
     }
   }
+  {  // whoever moves the cache on just now may have passed what was cancelled
+    const std::lock_guard lock(moving_);
+    take_turn();
+  }
   move_on();
-  report.in_flight = unfinished_;
   if (feed_) close_disk(report, deadline, interrupt);
+  report.in_flight = unfinished_;
   if (report.in_flight > 0 || (report.disk && report.disk->running > 0)) return report;
   const std::lock_guard lock(mutex_);
   for (Group& group : groups_) group.slots.release();  // nobody is told a place in them any more
@@ -310,10 +325,9 @@ void Cache::close_disk(CacheCloseReport& report, std::optional<Nanoseconds> dead
   {  // what the disk has just ended: a write that failed is in the queue again
     const std::lock_guard lock(moving_);
     take_turn();
+    report.unwritten = feed_->close_queue();
   }
   move_on();  // for whoever came meanwhile
-  report.unwritten = feed_->stats().queued;
-  feed_->forget_queue();
 }
 
 CacheStats Cache::stats() const {

@@ -1,6 +1,5 @@
 // How unfinished stores and loads move on. One thread at a time does it for all of them.
 #include <algorithm>
-#include <chrono>
 
 #include "base/check.hpp"
 #include "cache/cache.hpp"
@@ -10,18 +9,6 @@ namespace kvmem {
 namespace {
 
 constexpr std::size_t most_trimmed = 64;  // in one turn
-
-using Clock = std::chrono::steady_clock;
-
-std::exception_ptr disk_error(const char* what) {
-  return std::make_exception_ptr(CopyFailed(text("a block could not be read from disk: ", what)));
-}
-
-// Whether another attempt might read it.
-bool passes(DiskOutcome outcome) {
-  return outcome == DiskOutcome::shortage || outcome == DiskOutcome::timed_out ||
-         outcome == DiskOutcome::closed;
-}
 
 }  // namespace
 
@@ -113,7 +100,7 @@ bool Cache::move_job(CacheJob& job) {
 
 // False while a key that it attached to is in flight. Throws when the reservation has expired.
 bool Cache::begin_load(CacheJob& job) {
-  const std::optional<LoadPlan> plan = index_->begin(job.plan);
+  const std::optional<LoadPlan> plan = index_->begin(job.plan, true);
   if (!plan) return false;
   std::exception_ptr error;
   try {
@@ -145,21 +132,14 @@ void Cache::drop_parts(CacheJob& job) {
   for (CachePart& part : job.parts) {
     if (part.state == CachePart::State::submitted) static_cast<void>(part.transfer->cancel());
     // A read keeps its landing block until it ends; nobody waits for it any more.
-    if (part.state < CachePart::State::submitted) {
-      if (part.landing) give_landing(part.group, part.slots.front());
-      end_part(job, part, false, nullptr);
-    }
+    if (part.state < CachePart::State::submitted) end_part(job, part, false, nullptr);
   }
 }
 
 void Cache::move_part(CacheJob& job, std::size_t number) {
   CachePart& part = job.parts[number];
-  if (part.state == CachePart::State::reading) {
-    const auto most = 2 * feed_->options().stall_after;
-    if (Clock::now().time_since_epoch().count() - part.since > most.count())
-      end_part(job, part, false, disk_error("timed out"));  // its landing block waits for the end
-  }
-  if (part.state == CachePart::State::to_read) start_read(job, number);
+  if (part.state == CachePart::State::to_read || part.state == CachePart::State::reading)
+    move_read(job, number);
   if (part.state == CachePart::State::to_submit) submit_part(job, part);
   if (part.state != CachePart::State::submitted || !part.transfer->done()) return;
   std::exception_ptr error;
@@ -247,7 +227,7 @@ void Cache::end_part(CacheJob& job, CachePart& part, bool ok, std::exception_ptr
     const std::lock_guard lock(mutex_);
     host_rate_.note(bytes, took);
   }
-  if (part.landing && part.state == CachePart::State::submitted) {
+  if (part.landing) {
     if (ok)
       promote(job, part);
     else
@@ -257,135 +237,6 @@ void Cache::end_part(CacheJob& job, CachePart& part, bool ok, std::exception_ptr
   part.state = CachePart::State::ended;
   part.ok = ok;
   if (error && !job.error) job.error = std::move(error);
-}
-
-// ---- from disk ----
-
-std::optional<SlotIndex> Cache::take_landing(GroupIndex group) {
-  const std::lock_guard lock(mutex_);
-  std::vector<SlotIndex>& free = groups_[group].landing_free;
-  if (free.empty()) return std::nullopt;
-  const SlotIndex slot = free.back();
-  free.pop_back();
-  return slot;
-}
-
-void Cache::give_landing(GroupIndex group, SlotIndex slot) noexcept {
-  const std::lock_guard lock(mutex_);
-  groups_[group].landing_free.push_back(slot);  // has room for all of them
-}
-
-void Cache::start_read(CacheJob& job, std::size_t number) {
-  CachePart& part = job.parts[number];
-  const std::optional<SlotIndex> landing = take_landing(part.group);
-  if (!landing) return;
-  BlockPool& pool = *groups_[part.group].manager->pool();
-  DiskSubmit answer = DiskSubmit::full;
-  try {
-    part.slots.reserve(1);  // for the landing block
-    pool.forget_sums({&*landing, 1});
-    answer = feed_->try_read({job.id, number, part.group, part.disk_slot, *landing, {}},
-                             job.key_span(part.positions.front()), pool.block_bytes(),
-                             pool.data() + *landing * pool.slot_bytes(),
-                             pool.share_indices({&*landing, 1}));
-  } catch (const std::bad_alloc&) {  // a later turn tries again
-  }
-  if (answer == DiskSubmit::accepted) {
-    const std::lock_guard lock(job.mutex);
-    part.state = CachePart::State::reading;
-    part.since = Clock::now().time_since_epoch().count();
-    job.begun = true;
-    return;
-  }
-  give_landing(part.group, *landing);
-  if (answer == DiskSubmit::full || answer == DiskSubmit::busy) return;
-  const bool retired = answer == DiskSubmit::retired;
-  end_part(job, part, false,
-           disk_error(retired                        ? "its slot has gone bad"
-                      : answer == DiskSubmit::closed ? "the disk is closed"
-                                                     : "the disk is degraded"));
-  if (retired) index_->retire(disk_group(part.group), part.disk_slot);
-}
-
-void Cache::end_reads() {
-  std::list<DiskFeed::Read> ended = feed_->take_read();
-  try {
-    for (; !ended.empty(); ended.pop_front()) {
-      std::shared_ptr<CacheJob> job;
-      {
-        const std::lock_guard lock(mutex_);
-        const auto found = jobs_.find(ended.front().job);
-        if (found != jobs_.end()) job = found->second;
-      }
-      end_read(job.get(), ended.front());
-    }
-  } catch (...) {  // no memory: this one and those behind it in a later turn
-    feed_->put_back(ended);
-    throw;
-  }
-}
-
-// The job is gone, or no longer waits for it, where it was cancelled meanwhile.
-void Cache::end_read(CacheJob* job, const DiskFeed::Read& read) {
-  CachePart* const part = job == nullptr ? nullptr : &job->parts[read.part];
-  const bool waited_for = part != nullptr && part->state == CachePart::State::reading;
-  const bool ok = read.result.outcome == DiskOutcome::ok;
-  const std::exception_ptr error = ok ? nullptr : disk_error(name(read.result.outcome));
-  feed_->settle(*index_, read);  // nothing needs memory behind this
-  if (!waited_for || !ok) give_landing(read.group, read.landing);
-  if (!waited_for) return;
-  if (ok) {
-    const auto took = Clock::now().time_since_epoch().count() - part->since;
-    {
-      const std::lock_guard lock(mutex_);
-      disk_rate_.note(groups_[read.group].manager->pool()->block_bytes(), took);
-    }
-    const std::lock_guard lock(job->mutex);
-    part->slots.assign(1, read.landing);  // has the room
-    part->disk_sum = read.result.payload_sum;
-    part->landing = true;
-    part->state = CachePart::State::to_submit;
-    return;
-  }
-  const std::size_t position = part->positions.front();
-  const std::byte* const key = job->key(position);
-  if (!passes(read.result.outcome))
-    static_cast<void>(index_->remove({&key, 1}, job->key_bytes, disk_group(read.group)));
-  {
-    const std::lock_guard lock(mutex_);
-    ++counts_.disk_reads_failed;
-    KeyMemory::Fate& fate = memory_.of(job->key_span(position));
-    fate.why = MissReason::disk_failed;
-    fate.detail = static_cast<std::uint8_t>(read.result.outcome);
-  }
-  end_part(*job, *part, false, error);
-}
-
-// What came from disk stays in host memory where there is room: its landing block changes places
-// with a free slot, so that nothing is copied. Unless it was removed meanwhile: what is on disk by
-// now is then in another slot, for the load holds this one.
-void Cache::promote(CacheJob& job, const CachePart& part) {
-  SlotIndex landing = part.slots.front();
-  const std::byte* const key = job.key(part.positions.front());
-  CopyPlan plan;
-  try {
-    plan = index_->plan_copy({&key, 1}, job.key_bytes, disk_group(part.group), part.group,
-                             job.owner, job.value);
-  } catch (...) {  // no memory: it goes back
-  }
-  if (plan.id != 0) {
-    const bool same = plan.source.front() == part.disk_slot;
-    if (same) {
-      const Manager& manager = *groups_[part.group].manager;
-      if (manager.config().checksum == Checksum::always)
-        manager.pool()->set_sum(landing, part.disk_sum);
-      const std::lock_guard lock(mutex_);
-      std::swap(groups_[part.group].places[plan.target.front()], landing);
-      ++counts_.disk_promoted;
-    }
-    static_cast<void>(index_->finish(plan.id, 0, same));
-  }
-  give_landing(part.group, landing);
 }
 
 }  // namespace kvmem

@@ -38,10 +38,8 @@ std::shared_ptr<CacheTransfer> Cache::load(CacheHit& hit, const Blocks& blocks, 
     job->ended = TransferState::done;
     return std::make_shared<CacheTransfer>(std::move(job));
   }
-  if (unfinished_ >= options_.max_transfers) {
-    throw PoolExhausted("the cache has max_transfers unfinished transfers",
-                        {"max_transfers", 1, 0, options_.max_transfers, unfinished_, 0});
-  }
+  Place place(*this);
+  if (!place.had()) throw no_place();
   job->plan = hit.plan_;
   job->key_bytes = hit.keys_.size() / hit.length_;
   job->keys = hit.keys_;
@@ -52,7 +50,7 @@ std::shared_ptr<CacheTransfer> Cache::load(CacheHit& hit, const Blocks& blocks, 
   auto transfer = std::make_shared<CacheTransfer>(job);
   static_cast<void>(begin_load(*job));  // throws where it expired
   PlanGuard guard(*index_, job->waits_for_keys ? 0 : job->plan);
-  start(job);
+  start(job, place);
   guard.keep();
   hit.released_ = true;
   hit.cache_ = nullptr;

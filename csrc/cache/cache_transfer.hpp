@@ -73,8 +73,9 @@ struct CacheJob {
   bool waits_for_keys = false;  // a load that attached to keys in flight
   bool told_cancelled = false;  // its parts were
   std::vector<CachePart> parts;
-  std::size_t first_open = 0;  // all before it have ended
-  std::exception_ptr error;    // the first; set before `ended`
+  std::size_t first_open = 0;     // all before it have ended
+  Nanoseconds starves_since = 0;  // it waits for a landing block; real time, 0: it does not
+  std::exception_ptr error;       // the first; set before `ended`
   std::vector<Waker> wakers;
 
   [[nodiscard]] const std::byte* key(std::size_t position) const noexcept {

@@ -1,6 +1,7 @@
 #include "cache/disk_feed.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <numeric>
 
 #include "base/check.hpp"
@@ -10,6 +11,7 @@ namespace kvmem {
 namespace {
 
 constexpr const char* owner_of_writes = "disk writes";
+constexpr int most_failures = 3;  // of erasing one slot
 
 std::span<const std::byte> bytes_of(const DiskKey& key) {
   return std::span(key.bytes).first(key.size);
@@ -63,6 +65,13 @@ DiskFeed::DiskFeed(const CacheDisk& options, const std::vector<CacheGroup>& grou
   }
 }
 
+bool DiskFeed::has_place(const FoundSlot& found) const {
+  if (found.group >= parts_.size() || found.key.size != key_bytes_) return false;
+  const Part& part = parts_[found.group];
+  return found.slot >= part.first && found.slot - part.first < part.count &&
+         found.payload_bytes == part.payload_bytes;
+}
+
 void DiskFeed::recover(Index& index, KeyMemory& memory) {
   std::vector<FoundSlot> found = disk_->take_found();
   std::ranges::sort(found, {}, &FoundSlot::generation);  // the oldest is the first to go
@@ -80,29 +89,21 @@ void DiskFeed::recover(Index& index, KeyMemory& memory) {
       continue;
     }
     // Of a cache with other groups: its slots are written again some time.
-    if (each.group >= parts_.size() || each.key.size != key_bytes_) continue;
-    const Part& part = parts_[each.group];
-    if (each.slot < part.first || each.slot - part.first >= part.count ||
-        each.payload_bytes != part.payload_bytes)
-      continue;
+    if (!has_place(each)) continue;
     keys[each.group].push_back(each.key.bytes.data());
-    slots[each.group].push_back(each.slot - part.first);
+    slots[each.group].push_back(each.slot - parts_[each.group].first);
     generations_[each.slot] = each.generation;
+  }
+  for (const FoundSlot& each : disk_->take_superseded()) {
+    if (each.manifest != options_.options.manifest || !has_place(each)) continue;
+    const auto group = static_cast<GroupIndex>(parts_.size() + each.group);
+    erasures_.push_back({{group, each.slot - parts_[each.group].first}, 0});
   }
   for (std::size_t i = 0; i < parts_.size(); ++i)
     index.adopt(keys[i], key_bytes_, static_cast<GroupIndex>(parts_.size() + i), slots[i]);
 }
 
 // ---- writing ----
-
-void DiskFeed::enqueue(GroupIndex group, std::span<const std::byte> key, double value) {
-  const std::lock_guard lock(mutex_);
-  std::list<Unwritten>& queue = queues_[group];
-  queue.push_back({group, value, disk_key(key)});
-  if (queue.size() <= parts_[group].host_slots) return;
-  queue.pop_front();  // it has gone meanwhile, or will have
-  ++stats_.unwritten;
-}
 
 SlotIndex DiskFeed::disk_slot(const Index::Place& place) const {
   return parts_[place.group - parts_.size()].first + place.slot;
@@ -111,7 +112,8 @@ SlotIndex DiskFeed::disk_slot(const Index::Place& place) const {
 void DiskFeed::enqueue_erasures(const std::vector<Index::Place>& places) {
   const std::lock_guard lock(mutex_);
   for (const Index::Place& place : places) {
-    if (place.group >= parts_.size()) erasures_.push_back({place, generations_[disk_slot(place)]});
+    if (place.group >= parts_.size() && !closed_)
+      erasures_.push_back({place, generations_[disk_slot(place)]});
   }
 }
 
@@ -124,14 +126,19 @@ void DiskFeed::forget_what_was(const Index::Place& place, std::list<Erasure>& ro
   erasures_.splice(erasures_.end(), room);
 }
 
-// Each once, when nobody reads the slot any more and unless something else has got it by then.
-// False when the disk does not take them.
-bool DiskFeed::erase_some(const Index& index) {
+// Each once, when nobody reads the slot any more and unless something else has got it by then. What
+// cannot be written again and again is never used again. False when the disk does not take them.
+bool DiskFeed::erase_some(Index& index) {
   const std::lock_guard lock(mutex_);
   held_ = false;
   for (std::size_t left = erasures_.size(); left > 0; --left) {
     const Erasure next = erasures_.front();
     if (generations_[disk_slot(next.place)] == next.generation) {
+      if (next.failures == most_failures) {
+        index.retire(next.place.group, next.place.slot);
+        erasures_.pop_front();
+        continue;
+      }
       DiskSubmit answer = DiskSubmit::busy;
       if (index.state(next.place) == EntryState::free) {
         DiskDone done = when_erased(next);
@@ -162,6 +169,7 @@ DiskDone DiskFeed::when_erased(const Erasure& erasure) {
   return [notes = notes_, note = std::make_shared<std::list<Erasure>>(1, erasure),
           once](const DiskResult& result) {
     if (result.outcome != DiskOutcome::ok && result.outcome != DiskOutcome::closed && !once) {
+      if (result.error == EIO) ++note->front().failures;  // of the slot rather than of the disk
       const std::lock_guard lock(notes->mutex);
       notes->unerased.splice(notes->unerased.end(), *note);
     } else {
@@ -175,31 +183,43 @@ bool DiskFeed::feed(Index& index, const Place& place, const Gone& corrupt, bool 
   const auto [ended, failed] = end_written(index, corrupt);
   static_cast<void>(disk_->expire());
   if (failed) return options_.options.workers > 0;  // not again at once, which without is now
-  const bool erases = erase_some(index);
+  std::array<bool, most_groups> full{};             // a group that has no room
+  // A disk in trouble takes one call to see whether it is well again: that is not to be the erasure
+  // of a slot that has gone bad.
+  const bool erases = writes_first(flushing) || erase_some(index);
+  {
+    const std::lock_guard lock(mutex_);
+    refused_ = !erases;
+    in_trouble_ |= !erases;
+  }
   for (;;) {
     std::list<Unwritten> next;
     {
       const std::lock_guard lock(mutex_);
-      refused_ = !erases;
-      const std::optional<GroupIndex> group = due(flushing);
+      const std::optional<GroupIndex> group = due(flushing, full);
       if (!group || stats_.writing >= options_.max_writes) return ended;
       next.splice(next.begin(), queues_[*group], queues_[*group].begin());
       ++stats_.writing;  // while it is tried: never neither queued nor being written
     }
-    Began began = Began::not_now;
+    Began began = Began::no_room;
     try {
       began = begin_write(index, place, next.front());
     } catch (...) {  // no memory: later again
     }
     const std::lock_guard lock(mutex_);
+    if (began == Began::yes || began == Began::degraded) in_trouble_ = began == Began::degraded;
     if (began == Began::yes) continue;
     --stats_.writing;
     if (began == Began::no) continue;
+    full[next.front().group] = refused_ = true;
     std::list<Unwritten>& queue = queues_[next.front().group];
     queue.splice(queue.begin(), next);
-    refused_ = true;
-    return ended;
   }
+}
+
+bool DiskFeed::writes_first(bool flushing) const {
+  const std::lock_guard lock(mutex_);
+  return in_trouble_ && due(flushing, {});
 }
 
 DiskFeed::Began DiskFeed::begin_write(Index& index, const Place& place, const Unwritten& what) {
@@ -211,7 +231,7 @@ DiskFeed::Began DiskFeed::begin_write(Index& index, const Place& place, const Un
                                           owner_of_writes, what.value);
     if (plan.id == 0) {
       if (index.state(key, key_bytes_, target_group) != EntryState::free) return Began::no;
-      if (index.state(key, key_bytes_, what.group) == EntryState::ready) return Began::not_now;
+      if (index.state(key, key_bytes_, what.group) == EntryState::ready) return Began::no_room;
       const std::lock_guard lock(mutex_);
       ++stats_.unwritten;
       return Began::no;
@@ -226,6 +246,7 @@ DiskFeed::Began DiskFeed::begin_write(Index& index, const Place& place, const Un
                                 when_written({plan.id, slot, what, {}}, std::move(hold)));
     } catch (...) {  // no memory: it was not accepted
       static_cast<void>(index.finish(plan.id, 0, false));
+      forget_what_was({target_group, plan.target[0]}, room);
       throw;
     }
     if (answer == DiskSubmit::accepted) return Began::yes;
@@ -233,7 +254,8 @@ DiskFeed::Began DiskFeed::begin_write(Index& index, const Place& place, const Un
     static_cast<void>(index.finish(plan.id, 0, false));
     forget_what_was({target_group, plan.target[0]}, room);
     if (room.empty()) room.emplace_back();
-    if (answer != DiskSubmit::retired) return Began::not_now;
+    if (answer == DiskSubmit::degraded) return Began::degraded;
+    if (answer != DiskSubmit::retired) return Began::no_room;
   }
 }
 
@@ -264,6 +286,7 @@ DiskFeed::Ended DiskFeed::end_written(Index& index, const Gone& corrupt) {
     notes_->erasing -= unerased.size();
     erasures_.splice(erasures_.end(), unerased);
     result.failed = true;
+    ++failures_;
   }
   try {
     for (; !ended.empty(); ended.pop_front()) end_write(index, corrupt, ended.front(), result);
@@ -295,106 +318,20 @@ void DiskFeed::end_write(Index& index, const Gone& corrupt, const Written& each,
     erasures_.splice(erasures_.end(), erasure);
   }
   --stats_.writing;
+  result.any = true;
   if (ok) {
     ++stats_.written;
+    failures_ = 0;
   } else if (bad) {
     ++stats_.corrupt;
-  } else if (each.result.outcome != DiskOutcome::closed) {  // once more, into another slot
+  } else if (each.result.outcome == DiskOutcome::closed || closed_) {
+    dropped_ = true;
+  } else {  // once more, into another slot
     std::list<Unwritten>& queue = queues_[each.what.group];
     queue.splice(queue.begin(), again);
     refused_ = result.failed = true;
+    ++failures_;
   }
-  result.any = true;
-}
-
-bool DiskFeed::has_notes() const {
-  const std::lock_guard lock(notes_->mutex);
-  return !notes_->written.empty() || !notes_->read.empty();
-}
-
-// A group that has something to be written by now.
-std::optional<GroupIndex> DiskFeed::due(bool flushing) const {
-  for (std::size_t group = 0; group < queues_.size(); ++group) {
-    const auto queued = static_cast<double>(queues_[group].size());
-    const auto slots = static_cast<double>(parts_[group].host_slots);
-    const bool now = options_.write == DiskWrite::through || flushing ||
-                     queued > (1 - options_.write_back_free) * slots;
-    if (now && queued > 0) return static_cast<GroupIndex>(group);
-  }
-  return std::nullopt;
-}
-
-std::size_t DiskFeed::queued() const {
-  std::size_t all = 0;
-  for (const std::list<Unwritten>& queue : queues_) all += queue.size();
-  return all;
-}
-
-bool DiskFeed::has_work(bool flushing) const {
-  const std::lock_guard lock(mutex_);
-  return stats_.writing > 0 || !erasures_.empty() || notes_->erasing > 0 || due(flushing);
-}
-
-bool DiskFeed::idle() const {
-  const std::lock_guard lock(mutex_);
-  return queued() == 0 && stats_.writing == 0 && erasures_.empty() && notes_->erasing == 0;
-}
-
-bool DiskFeed::stuck() const {
-  const std::lock_guard lock(mutex_);
-  return (refused_ || (queued() == 0 && held_)) && stats_.writing == 0 && notes_->erasing == 0;
-}
-
-void DiskFeed::forget_queue() {
-  const std::lock_guard lock(mutex_);
-  for (std::list<Unwritten>& queue : queues_) queue.clear();
-  erasures_.clear();
-}
-
-DiskFeedStats DiskFeed::stats() const {
-  const std::lock_guard lock(mutex_);
-  DiskFeedStats stats = stats_;
-  stats.queued = queued();
-  stats.erasing = erasures_.size() + notes_->erasing;
-  return stats;
-}
-
-// ---- reading ----
-
-DiskSubmit DiskFeed::try_read(const Read& read, std::span<const std::byte> key,
-                              std::size_t payload_bytes, std::byte* target, HostBlocks hold) {
-  const SlotIndex slot = parts_[read.group].first + read.slot;
-  DiskDone done = [notes = notes_, note = std::make_shared<std::list<Read>>(1, read),
-                   held = std::make_shared<HostBlocks>(std::move(hold))](const DiskResult& result) {
-    held->release();
-    note->front().result = result;
-    {
-      const std::lock_guard lock(notes->mutex);
-      notes->read.splice(notes->read.end(), *note);
-    }
-    notes->device->progress().bump_for_all();
-  };
-  return disk_->try_read(slot, {key, read.group, payload_bytes}, generations_[slot], target,
-                         std::move(done));
-}
-
-std::list<DiskFeed::Read> DiskFeed::take_read() {
-  const std::lock_guard lock(notes_->mutex);
-  return std::exchange(notes_->read, {});
-}
-
-void DiskFeed::put_back(std::list<Read>& reads) noexcept {
-  const std::lock_guard lock(notes_->mutex);
-  notes_->read.splice(notes_->read.begin(), reads);
-}
-
-void DiskFeed::settle(Index& index, const Read& read) {
-  const Part& part = parts_[read.group];
-  if (!disk_->is_retired(part.first + read.slot)) return;
-  const Index::Place place{static_cast<GroupIndex>(parts_.size() + read.group), read.slot};
-  std::list<Erasure> room(1);
-  index.retire(place.group, place.slot);
-  forget_what_was(place, room);  // else it might be read well at the next start, though removed
 }
 
 }  // namespace kvmem

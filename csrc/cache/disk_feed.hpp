@@ -9,6 +9,7 @@
 // on them. One thread at a time, but for what is marked.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <list>
@@ -46,7 +47,7 @@ class DiskFeed {
 
   // ---- writing ----
   // A key that host memory has and the disk may lack. Any thread.
-  void enqueue(GroupIndex group, std::span<const std::byte> key, double value);
+  void enqueue(const Index& index, GroupIndex group, std::span<const std::byte> key, double value);
   // What is in these slots, of the disk's groups, is not to be found at the next start either. By
   // whoever keeps others from feed().
   void enqueue_erasures(const std::vector<Index::Place>& places);
@@ -60,9 +61,13 @@ class DiskFeed {
   [[nodiscard]] bool idle() const;       // nothing queued or running; any thread
   // Something runs, or is due; any thread.
   [[nodiscard]] bool has_work(bool flushing) const;
-  [[nodiscard]] bool stuck()
-      const;            // there is something, and the disk does not take it; any thread
-  void forget_queue();  // any thread
+  // There is something, and the disk does not take it: refuses it, or fails again and again since
+  // expect_better(). Any thread.
+  [[nodiscard]] bool stuck() const;
+  void expect_better();
+  // Forgets what is to be written or erased, and what comes later. How many writes. By whoever
+  // keeps others from feed().
+  std::size_t close_queue();
 
   // ---- reading ----
   struct Read {
@@ -104,10 +109,13 @@ class DiskFeed {
   struct Erasure {
     Index::Place place;
     std::uint64_t generation = 0;
+    int failures = 0;
   };
+  [[nodiscard]] bool has_place(const FoundSlot& found) const;
   [[nodiscard]] SlotIndex disk_slot(const Index::Place& place) const;
   void forget_what_was(const Index::Place& place, std::list<Erasure>& room) noexcept;
-  bool erase_some(const Index& index);
+  bool erase_some(Index& index);
+  [[nodiscard]] bool writes_first(bool flushing) const;
   [[nodiscard]] DiskDone when_erased(const Erasure& erasure);
   struct Notes {  // by workers, who must not need memory for them
     std::mutex mutex;
@@ -118,14 +126,16 @@ class DiskFeed {
     std::shared_ptr<Device> device;  // whose sleepers are woken
   };
   // With mutex_ held.
-  [[nodiscard]] std::optional<GroupIndex> due(bool flushing) const;
+  [[nodiscard]] std::optional<GroupIndex> due(bool flushing,
+                                              const std::array<bool, most_groups>& full) const;
+  void drop_useless(const Index& index, std::list<Unwritten>& queue);
   [[nodiscard]] std::size_t queued() const;
   struct Ended {
     bool any = false, failed = false;
   };
   Ended end_written(Index& index, const Gone& corrupt);
   void end_write(Index& index, const Gone& corrupt, const Written& each, Ended& result);
-  enum class Began : std::uint8_t { yes, no, not_now };
+  enum class Began : std::uint8_t { yes, no, no_room, degraded };
   [[nodiscard]] DiskDone when_written(const Written& written, HostBlocks hold);
   Began begin_write(Index& index, const Place& place, const Unwritten& what);
 
@@ -139,9 +149,12 @@ class DiskFeed {
   std::vector<std::list<Unwritten>> queues_;  // of each group
   std::list<Erasure> erasures_;
   DiskFeedStats stats_;
-  bool refused_ = false;             // the last attempt, by a disk in trouble
-  bool held_ = false;                // what is to be erased is all in use
-  std::unique_ptr<DiskSlots> disk_;  // ends first: its workers leave notes
+  bool refused_ = false;                   // of the last turn, something
+  bool in_trouble_ = false;                // the disk, when it was last asked
+  bool held_ = false;                      // what is to be erased is all in use
+  std::size_t failures_ = 0;               // since a write was done, or better was expected
+  bool closed_ = false, dropped_ = false;  // what the disk should have and does not
+  std::unique_ptr<DiskSlots> disk_;        // ends first: its workers leave notes
 };
 
 }  // namespace kvmem

@@ -244,16 +244,20 @@ Index::Ranges Index::ranges_of(std::size_t keys, std::span<const KeyRange> given
   return ranges;
 }
 
+void Index::expect_value(double value) {
+  KVMEM_EXPECTS(value > 0 && value <= std::numeric_limits<double>::max(), "value is ", value,
+                ", which must be positive and finite");
+}
+
 std::optional<StorePlan> Index::try_plan_store(KeyPointers keys, std::size_t key_bytes,
                                                const std::string& owner,
                                                std::span<const KeyRange> ranges, double value) {
-  KVMEM_EXPECTS(value > 0 && value <= std::numeric_limits<double>::max(), "value is ", value,
-                ", which must be positive and finite");
+  expect_value(value);
   const auto lock = enter();
   if (keys.empty()) return StorePlan{.groups = std::vector<PlannedSlots>(groups_.size())};
+  const Ranges wanted = ranges_of(keys.size(), ranges);
   expect_keys(key_bytes);
   expire();
-  const Ranges wanted = ranges_of(keys.size(), ranges);
   find_all(keys);
   const BatchHold batch(*this, keys.size(), std::span(wanted).first(groups_.size()));
 

@@ -156,6 +156,7 @@ class Index {
                                                         const std::string& owner,
                                                         std::span<const KeyRange> ranges = {},
                                                         double value = 1.0);
+  static void expect_value(double value);  // throws InvalidArgument
   // The numbers of a refusal, and by whom what is not free is held.
   [[nodiscard]] PoolExhausted exhausted(std::size_t wanted) const;
 
@@ -176,7 +177,8 @@ class Index {
   // How many blocks of each group a reservation holds.
   [[nodiscard]] std::vector<std::size_t> blocks(PlanId reservation);
   // Nothing while a reserved key is still in flight. Afterwards only finish() lets go of it.
-  [[nodiscard]] std::optional<LoadPlan> begin(PlanId reservation);
+  // `waits`: somebody will ask until it is there, so that it does not expire any more.
+  [[nodiscard]] std::optional<LoadPlan> begin(PlanId reservation, bool waits = false);
   // Gives up a reservation that was not begun. Throws InvalidArgument for any other plan.
   void release(PlanId reservation);
 

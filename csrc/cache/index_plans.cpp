@@ -243,12 +243,15 @@ std::size_t Index::keep(PlanId reservation, std::size_t length) {
   return kept;
 }
 
-std::optional<LoadPlan> Index::begin(PlanId reservation) {
+std::optional<LoadPlan> Index::begin(PlanId reservation, bool waits) {
   const auto lock = enter();
   Plan& plan = reservation_of(reservation);
   if (plan.attaches) {
     if (any(plan, EntryState::failed)) static_cast<void>(shorten(plan, plan.length));
-    if (any(plan, EntryState::writing)) return std::nullopt;
+    if (any(plan, EntryState::writing)) {
+      if (waits) plan.expires = never;
+      return std::nullopt;
+    }
   }
   LoadPlan result{plan.length, plan.groups};
   if (plan.length == 0) {

@@ -50,7 +50,7 @@ void OwnerBooks::note_restore(const std::string& owner, std::uint64_t blocks, st
   };
   note(total_);
   Book* const its = book(owner);
-  if (its == nullptr) return;
+  if (its == nullptr || blocks == 0) return;
   note(its->counts);
   its->counts.unused_bytes += its->fresh_bytes;  // restored again: the first time was for nothing
   total_.unused_bytes += its->fresh_bytes;

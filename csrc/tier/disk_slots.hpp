@@ -160,8 +160,8 @@ class DiskSlots {
   // What the headers told, once: of a key in a group and manifest only the latest. Slots not listed
   // are free.
   [[nodiscard]] std::vector<FoundSlot> take_found();
-  // Of those keys the older slots, once. When the latest is erased and one of these is not, the next
-  // start finds that one.
+  // Of those keys the older slots, once. When the latest is erased and one of these is not, the
+  // next start finds that one.
   [[nodiscard]] std::vector<FoundSlot> take_superseded();
 
   // Throw InvalidArgument for a slot out of range, a key or payload of the wrong size, a buffer

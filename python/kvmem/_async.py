@@ -14,7 +14,7 @@ from . import _core
 if TYPE_CHECKING:
     from ._core import CacheTransfer, HostBlocks, Transfer
 
-_Started = TypeVar("_Started", covariant=True)
+_Started_co = TypeVar("_Started_co", covariant=True)
 
 
 class _Wakes:
@@ -118,13 +118,13 @@ async def acquire(pool: _core.BlockPool, count: int) -> HostBlocks:
             ticket.drop()  # now: the traceback of a cancelled task may live long
 
 
-class _Draft(Protocol[_Started]):
+class _Draft(Protocol[_Started_co]):
     def granted(self, wakes: _core._WakeList, token: int, /) -> bool: ...
-    def start(self) -> _Started: ...
+    def start(self) -> _Started_co: ...
     def drop(self) -> None: ...
 
 
-async def start(draft: _Draft[_Started]) -> _Started:
+async def start(draft: _Draft[_Started_co]) -> _Started_co:
     """Waits until the drafted transfer can be accepted, and accepts it."""
     try:
         await _until(draft.granted)

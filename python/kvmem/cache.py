@@ -99,9 +99,9 @@ class Miss:
     reason: "never_stored", or so long ago that it is forgotten; "none": it is there; "in_flight",
         being stored; "not_admitted", offered fewer than `admit_after` times; "thrash", refused by
         the budget of its owner; "no_room", all slots were held; "store_failed", or cancelled;
-        "evicted" for others, and not on disk; "removed" on demand; "corrupt", gone bad in host
-        memory, and not on disk; "disk_failed", not read back, or wrong; "other_manifest", on disk
-        under another manifest.
+        "evicted" for others or by clear(), and not on disk; "removed" by evict(); "corrupt", gone
+        bad in host memory, and not on disk; "disk_failed", not read back, or wrong;
+        "other_manifest", on disk under another manifest.
     detail: more, in words, or None; of "disk_failed" how the read ended.
     differences: of "other_manifest", the fields that differ from this cache's manifest. Of
         "never_stored" too, where the disk has, or had, blocks of another manifest, from the one of
@@ -174,7 +174,7 @@ class Cache(_core.Cache):
             raise InvalidArgument("manifest is None, and a disk needs one: it stands in each slot")
         if disk is not None and key_bytes is None:
             key_bytes = KEY_BYTES
-        folder = None if disk is None else Path(os.path.abspath(disk.path))
+        folder = None if disk is None else _folder(disk)
         super().__init__(
             {
                 "groups": _described(manager, groups, slots),
@@ -282,11 +282,10 @@ def _described(
     manager: object, groups: Sequence[Group] | None, slots: SupportsIndex | None
 ) -> list[tuple[str, object, object, object]]:
     """Name, need, manager and slots of each group."""
+    groups = None if groups is None else list(groups)
     for each in groups or ():
         if not isinstance(each, Group):
             raise InvalidArgument(f"groups has {shown(each)}, which is no Group")
-        if not isinstance(each.name, str):
-            raise InvalidArgument(f"a group's name is {shown(each.name)}, not a string")
     if not isinstance(manager, Mapping):
         groups = [Group("full")] if groups is None else groups
         if len(groups) != 1:
@@ -297,9 +296,9 @@ def _described(
         manager = {groups[0].name: manager}
     if groups is None:
         groups = [Group(name) for name in manager]
-    if sorted(map(str, manager)) != sorted(group.name for group in groups):
+    if len(manager) != len(groups) or not all(group.name in manager for group in groups):
         raise InvalidArgument(
-            f"manager has {', '.join(map(str, manager)) or 'none'}, and the groups are"
+            f"manager has {', '.join(map(shown, manager)) or 'none'}, and the groups are"
             f" {', '.join(group.name for group in groups) or 'none'}"
         )
     for name, its in manager.items():
@@ -310,11 +309,24 @@ def _described(
     ]
 
 
+def _folder(disk: Disk) -> Path:
+    try:
+        path = os.path.abspath(os.fsdecode(disk.path))
+        if b"\0" not in os.fsencode(path):
+            return Path(path)
+    except (TypeError, UnicodeError):
+        pass
+    raise InvalidArgument(f"path is {shown(disk.path)}, which is no path of a folder")
+
+
 def _disk_values(
     disk: Disk | None, folder: Path | None, manifest: Manifest | None
 ) -> dict[str, Any] | None:
     if disk is None or folder is None or manifest is None:
         return None
+    for name in ("direct", "keep"):
+        if not isinstance(getattr(disk, name), bool):
+            raise InvalidArgument(f"{name} is {shown(getattr(disk, name))}, not True or False")
     return _values(disk) | {
         "path": os.fsencode(folder),
         "capacity_bytes": parse_bytes("capacity_bytes", disk.capacity_bytes),

@@ -41,6 +41,15 @@ class Group:
     need: Literal["all", "state"] | Last = "all"
     slots: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidArgument(f"a group's name is {shown(self.name)}, not a string")
+        try:
+            self.name.encode()
+        except UnicodeEncodeError:
+            message = f"a group's name is {shown(self.name)}, which is no valid text"
+            raise InvalidArgument(message) from None
+
 
 class Index(_core.Index):
     """Maps keys to slots: no device, no bytes. Any thread.

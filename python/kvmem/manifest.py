@@ -117,9 +117,8 @@ class Manifest:
         for kind in ("tp", "pp", "cp"):
             rank, size = getattr(self, f"{kind}_rank"), getattr(self, f"{kind}_size")
             if rank >= size:
-                raise InvalidArgument(
-                    f"{kind}_rank is {rank}, which must be below the {size} ranks"
-                )
+                few = f"which must be below the {size} ranks"
+                raise InvalidArgument(f"{kind}_rank is {rank}, {few}")
         if (self.quantisation is None) != (self.scale_layout is None):
             raise InvalidArgument(
                 f"quantisation is {self.quantisation!r} and scale_layout {self.scale_layout!r}:"
@@ -243,9 +242,7 @@ def _checked_field(name: str, value: _Value) -> _Value:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidArgument(f"{name} is {shown(value)}, not an integer")
         if not least <= value <= _NUMBER_MOST:
-            raise InvalidArgument(
-                f"{name} is {shown(value)}, which must be {least} to {_NUMBER_MOST}"
-            )
+            raise InvalidArgument(f"{name} is {shown(value)}, not from {least} to {_NUMBER_MOST}")
         return int(value)  # of an enumeration, say
     if name == "groups":
         if not isinstance(value, Mapping) or not value:
@@ -262,19 +259,20 @@ def _checked_field(name: str, value: _Value) -> _Value:
 
 
 def _text(name: str, value: _Value, *, may_be_empty: bool = False) -> str:
+    said = "given" if name == "salt" else shown(value)  # nothing shows that one
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} is {shown(value)}, not a string")
+        raise InvalidArgument(f"{name} is {said}, not a string")
     value = str.__str__(value)  # of an enumeration, say
     # What has no meaning yet may get another normal form with it.
     if any(unicodedata.category(letter) == "Cn" for letter in value):
-        raise InvalidArgument(f"{name} is {shown(value)}, with code points that mean nothing")
+        raise InvalidArgument(f"{name} is {said}, with code points that mean nothing")
     if not value and not may_be_empty:
         raise InvalidArgument(f"{name} is empty")
     text = unicodedata.normalize("NFC", value)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{name} is {shown(value)}, which is no valid text") from None
+        raise InvalidArgument(f"{name} is {said}, which is no valid text") from None
     if size > _TEXT_BYTES_MOST:
         raise InvalidArgument(f"{name} has {size} bytes, which must be at most {_TEXT_BYTES_MOST}")
     return text
@@ -288,6 +286,8 @@ def _name(path: str, value: _Value) -> str:
 
 
 def _mapping(path: str, named: dict[str, _Value], given: int) -> _Value:
+    if given > _ITEMS_MOST:
+        raise InvalidArgument(f"{path} has {given} items, which must be at most {_ITEMS_MOST}")
     if len(named) != given:
         raise InvalidArgument(f"{path} has two names that are one in normal form")
     return MappingProxyType(named)

@@ -51,6 +51,9 @@ def _keys(keys: Sequence[int] | NDArray[np.integer]) -> NDArray[np.uint64]:
         array = np.asarray(keys)
         if array.size == 0:
             return np.empty(0, np.uint64)
+        # Of hashes above and below 2^63 NumPy makes floats.
+        if array.dtype.kind in "fO" and all(type(key) is int for key in keys):
+            array = np.asarray(keys, np.uint64)
         if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0:
             raise ValueError
         return np.ascontiguousarray(array, np.uint64)

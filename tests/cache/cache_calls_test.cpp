@@ -1,4 +1,7 @@
 // What a cache promises to others while it is at work, and what it counts.
+#include <atomic>
+#include <thread>
+
 #include "cache/cache_world.hpp"
 #include "cache/group_memory.hpp"
 
@@ -7,6 +10,7 @@ namespace {
 
 using test::CacheWorld;
 using test::CacheWorldOptions;
+using test::comes_true;
 using test::Keys;
 using test::numbers;
 using test::ScriptedDevice;
@@ -327,7 +331,115 @@ TEST(CacheCalls, AHitThatExpiredOrWhoseOwnerWasDroppedIsNotLoaded) {
   EXPECT_THROW(world.load(good, 10), AlreadyReleased);
 }
 
+TEST(CacheCalls, AHitThatIsALoadsDoesNotExpireWhileItWaits) {
+  CacheWorld world;
+  Stall stall(world.world().device_ptr());
+  const auto store =
+      world.try_store(numbers(0, 2), 0, "a", world.world().after_event(stall.event()));
+  const Keys keys(numbers(0, 2));
+  const auto pointers = keys.pointers();
+  CacheHit hit = world.cache().reserve(pointers, Keys::bytes, "b", Pending::attach, 0.0005);
+  ASSERT_EQ(hit.length(), 2U);
+  const auto load = world.load(hit, 10);
+  CacheHit other = world.cache().reserve(pointers, Keys::bytes, "c", Pending::attach, 0.001);
+  ASSERT_TRUE(comes_true([&] {  // anybody's call looks for what has expired
+    static_cast<void>(world.reserve({9}));
+    return world.cache().stats().index.expired == 1;
+  }));
+  stall.open();
+  store->wait(10);
+  load->wait(10);
+  EXPECT_TRUE(world.held(numbers(0, 2), 10));
+}
+
+TEST(CacheCalls, AStoreThatIsRefusedBecauseABlockIsBusyEvictsNothing) {
+  CacheWorldOptions options{.slots = 4, .spare_slots = 1};
+  options.cache.admit_after = 2;
+  CacheWorld world(options);
+  for (int i = 0; i < 2; ++i) world.store(numbers(0, 4));
+  const auto copy = world.world().stored(9, 77);
+  Stall stall(world.world().device_ptr());
+  const auto restore = world.world().restore(
+      {.blocks = {9}, .after = world.world().after_event(stall.event())}, *copy);
+  EXPECT_THROW(static_cast<void>(world.try_store({7}, 9)), Busy);
+  EXPECT_EQ(world.reserve(numbers(0, 4)).length(), 4U);
+  stall.open();
+  restore->wait(10);
+  EXPECT_EQ(world.store({7}, 9)->job().covered, 0U) << "what was refused was not offered";
+}
+
+TEST(CacheCalls, AValueThatIsNoneIsRefusedBeforeTheKeyCountsAsOffered) {
+  CacheWorldOptions options;
+  options.cache.admit_after = 2;
+  CacheWorld world(options);
+  const Keys keys{7};
+  const auto pointers = keys.pointers();
+  EXPECT_THROW(static_cast<void>(world.cache().try_store(
+                   {.keys = pointers, .key_bytes = Keys::bytes, .value = -1}, {{0}})),
+               InvalidArgument);
+  EXPECT_EQ(world.store({7})->job().covered, 0U);
+}
+
+TEST(CacheCalls, MaxTransfersIsABoundHoweverManyThreadsAsk) {
+  CacheWorldOptions options;
+  options.cache.max_transfers = 1;
+  for (int round = 0; round < 50; ++round) {
+    CacheWorld world(options);
+    Stall stall(world.world().device_ptr());
+    const After after = world.world().after_event(stall.event());
+    std::atomic<int> ready{0};
+    std::vector<std::shared_ptr<CacheTransfer>> stores(3);
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < stores.size(); ++i) {
+      threads.emplace_back([&, i] {
+        ++ready;
+        while (ready < 3) {
+        }
+        stores[i] = world.try_store({i}, static_cast<BlockId>(i), "a", after);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(world.cache().stats().transfers, 1U);
+    stall.open();
+    for (const auto& store : stores) {
+      if (store) store->wait(10);
+    }
+  }
+}
+
 // ---- what is counted, and decided by it ----
+
+TEST(CacheCalls, AFailedLoadDoesNotMakeTheBytesBeforeItUnused) {
+  OwnerBooks books({}, 4);
+  books.open("a");
+  books.note_restore("a", 1, 100);
+  books.note_restore("a", 0, 0);
+  books.note_tokens("a", 5);
+  EXPECT_EQ(books.of("a")->unused_bytes, 0U);
+}
+
+TEST(CacheCalls, WhoIsRefusedForThrashingCopiesNothingThatIsOnDiskAlone) {
+  CacheWorldOptions options{.disk_slots = 8};
+  options.cache.thrash.max_bytes_per_token = 1;
+  options.cache.thrash.least_bytes = 0;
+  CacheWorld world(options);
+  world.store(numbers(0, 2));
+  world.to_disk(numbers(0, 2));
+  EXPECT_FALSE(world.store({5})->job().refused.empty());
+  EXPECT_FALSE(world.store(numbers(0, 2))->job().refused.empty());
+  EXPECT_EQ(world.cache().owner("a")->offloads, 2U);
+  EXPECT_EQ(world.why_miss(0).why, MissReason::none) << "it can be loaded";
+}
+
+TEST(CacheCalls, AMissSaysWhatBecameOfThisKey) {
+  CacheWorld world({.slots = 2});
+  const Keys keys{5};
+  const auto pointers = keys.pointers();
+  EXPECT_EQ(world.cache().evict(pointers, Keys::bytes), 0U);
+  EXPECT_EQ(world.why_miss(5).why, MissReason::never_stored) << "it was not there to be removed";
+  EXPECT_EQ(world.store(numbers(0, 3))->job().covered, 2U);
+  EXPECT_EQ(world.why_miss(2).why, MissReason::no_room);
+}
 
 // Public failure 138: exact values, of each counter.
 TEST(CacheCalls, TheStatisticsSayExactlyWhatHappened) {

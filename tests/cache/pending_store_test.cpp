@@ -1,4 +1,6 @@
 // Stores that wait for room: whose turn it is, and who is told.
+#include "cache/pending_store.hpp"
+
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -9,7 +11,6 @@
 
 #include "base/error.hpp"
 #include "cache/cache_world.hpp"
-#include "cache/pending_store.hpp"
 #include "device/host_device.hpp"
 #include "support/wait_for.hpp"
 
