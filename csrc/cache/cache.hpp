@@ -254,7 +254,7 @@ class Cache final : public Submitter, public std::enable_shared_from_this<Cache>
   void end_reads();
   void end_read(CacheJob* job, const DiskFeed::Read& read);
   void forget_corrupt(GroupIndex group, std::span<const std::byte> key);
-  void forget_on_disk(std::span<const std::byte> key, const DiskFeed::Read& read);
+  void forget_on_disk(std::span<const std::byte> key, const DiskFeed::Read& read) noexcept;
   void submit_part(CacheJob& job, CachePart& part);
   // Where a slot of the index is in host memory, and a holder of it.
   [[nodiscard]] std::pair<const std::byte*, HostBlocks> place(GroupIndex group, SlotIndex slot);

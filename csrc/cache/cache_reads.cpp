@@ -141,13 +141,16 @@ void Cache::end_read(CacheJob* job, const DiskFeed::Read& read) {
 
 // The load holds the slot: another one that has the key by now is not at fault. What is not found
 // any more is not to be found at the next start either.
-void Cache::forget_on_disk(std::span<const std::byte> key, const DiskFeed::Read& read) {
+void Cache::forget_on_disk(std::span<const std::byte> key, const DiskFeed::Read& read) noexcept {
   const GroupIndex group = disk_group(read.group);
-  if (index_->state({group, read.slot}) != EntryState::ready) return;
   const std::byte* const its = key.data();
-  std::vector<Index::Place> were;
-  static_cast<void>(index_->remove({&its, 1}, key.size(), group, &were));
-  feed_->enqueue_erasures(were);
+  try {
+    if (index_->state({group, read.slot}) != EntryState::ready) return;
+    std::vector<Index::Place> were;
+    static_cast<void>(index_->remove({&its, 1}, key.size(), group, &were));
+    feed_->enqueue_erasures(were);
+  } catch (...) {  // no memory: it is found once more, here or at the next start
+  }
 }
 
 // What came from disk stays in host memory where there is room: its landing block changes places

@@ -16,7 +16,7 @@ void DiskFeed::enqueue(const Index& index, GroupIndex group, std::span<const std
   std::list<Unwritten>& queue = queues_[group];
   queue.push_back({group, value, disk_key(key)});
   // Of so many at least half are of no use, for host memory has less.
-  if (queue.size() > 2 * parts_[group].host_slots) drop_useless(index, queue);
+  if (queue.size() > std::size_t{2} * parts_[group].host_slots) drop_useless(index, queue);
 }
 
 // Those that have gone from host memory, or are on disk, or stand in front as well.
