@@ -41,7 +41,7 @@ MemoryFiles::Plan first_slot_is_bad() {
 CacheWorldOptions stalling_soon() {
   CacheWorldOptions options{.disk_slots = 32};
   options.cache.disk.emplace();
-  options.cache.disk->options.stall_after = milliseconds(50);
+  options.cache.disk->options.stall_after = milliseconds(300);
   options.cache.disk->options.close_within = milliseconds(100);
   return options;
 }
@@ -150,9 +150,12 @@ TEST(DiskTrouble, ALoadFromDiskEndsThoughItsManagerIsClosed) {
 }
 
 TEST(DiskTrouble, ALoadThatWaitsForALandingBlockOfAStalledDiskEnds) {
-  CacheWorld world(stalling_soon());
+  const CacheWorldOptions patient{.disk_slots = 32};
+  CacheWorld world(patient);
   world.store(numbers(0, 6));
   world.to_disk(numbers(0, 6));
+  world.options = stalling_soon();
+  world.reopen();
   FileGate gate;
   world.files->set_plan(gate.plan("read"));
   CacheHit hit = world.reserve(numbers(0, 2)), other = world.reserve(numbers(2, 4));
@@ -165,6 +168,8 @@ TEST(DiskTrouble, ALoadThatWaitsForALandingBlockOfAStalledDiskEnds) {
   gate.open();
   EXPECT_TRUE(comes_about(world, [](const CacheStats& stats) { return stats.landing_free == 2; }));
   world.files->set_plan(nullptr);
+  world.options = patient;
+  world.reopen();
   EXPECT_EQ(world.load_all(numbers(2, 4), 10), 4U) << "nothing was wrong with the blocks";
 }
 
