@@ -6,6 +6,13 @@ documented one by one.
 """
 
 import atexit
+import sys
+
+if sys.version_info < (3, 12):  # from there on the extension module says so itself; here it hangs
+    import _xxsubinterpreters as _interpreters  # type: ignore[import-not-found]
+
+    if _interpreters.get_current() != _interpreters.get_main():
+        raise ImportError("kvmem works in the main interpreter of a process only")
 
 from . import _core, errors
 from ._core import (

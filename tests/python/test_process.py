@@ -555,3 +555,17 @@ kept = stalled(0, 1)
 print("in flight", flush=True)
 kept[1].wait()
 """
+
+
+def test_importing_in_another_interpreter_is_refused_and_does_not_hang():
+    interpreters = pytest.importorskip("_xxsubinterpreters", reason="of another version of Python")
+    ran = run_child(
+        f"""
+        import {interpreters.__name__} as interpreters
+        try:
+            interpreters.run_string(interpreters.create(), "import kvmem")
+        except interpreters.RunFailedError as error:
+            print(error)
+        """
+    )
+    assert "ImportError" in ran.stdout, ran.stderr
