@@ -54,9 +54,10 @@ void Simulation::check_record(const TimelineRecord& record, const TimelineRecord
 void Simulation::check_uses() {
   for (const TimelineRecord& record : without_faults([&] { return manager_->timeline(); })) {
     const auto used = used_.find(record.id);
-    expect((record.first_use >= 0) == (used != used_.end()), "transfer ", record.id,
-           " was first used ", record.first_use);
-    if (used != used_.end() && used->second)
+    const bool may_be = used != used_.end(), must_be = may_be && used->second.surely;
+    expect(record.first_use >= 0 ? may_be : !must_be, "transfer ", record.id, " was first used ",
+           record.first_use);
+    if (used != used_.end() && used->second.all)
       expect(record.first_use >= record.completed && record.first_use <= device_->now(),
              "transfer ", record.id, " was used ", record.first_use, ", complete ",
              record.completed);

@@ -196,7 +196,11 @@ class Simulation {
   std::array<DirectionStats, 2> expected_;          // what adds up
   std::vector<TimelineRecord> ended_now_;  // since the last check: what their records must say
   std::uint64_t records_ = 0;              // that the timeline was given
-  std::map<std::uint64_t, bool> used_;     // by id: was waited for; all of it at first?
+  struct Used {
+    bool all,
+        surely;  // all of it at first; no call failed then, which may have been the measurement
+  };
+  std::map<std::uint64_t, Used> used_;  // by id: was waited for
   Nanoseconds checked_at_ = 0;
   PoolStats pool_seen_;
 };

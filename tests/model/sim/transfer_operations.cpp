@@ -269,6 +269,7 @@ bool Simulation::wait_on(const Draw& draw) {
   if (draw[2] % 3 == 1) stage = stages[1];
   const bool all = !transfer->restores || stage != stages[0];
   hurry(*transfer);
+  const std::uint64_t faults = device_->faults();
   try {
     transfer->handle->wait_on(streams_[stream].handle(), transfer->restores ? stage : std::nullopt);
   } catch (const Cancelled&) {
@@ -278,7 +279,8 @@ bool Simulation::wait_on(const Draw& draw) {
     if (transfer->end == TransferState::failed) return false;  // its own error
     throw;
   }
-  if (shape_.manager.timeline) used_.emplace(transfer->job->id, all);
+  const bool surely = device_->faults() == faults;
+  if (shape_.manager.timeline) used_.emplace(transfer->job->id, Used{all && surely, surely});
   transfer->waited_stage[stream] = 1;
   if (all) transfer->waited |= 1U << stream;
   return true;
