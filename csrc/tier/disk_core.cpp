@@ -159,7 +159,7 @@ std::size_t DiskCore::running() const {
 
 // For their turn at the disk.
 std::size_t DiskCore::writes_waiting() const {
-  return writes_.size() + unsummed_.size() + summing_;
+  return writes_.size() + summed_.size() + unsummed_.size() + summing_;
 }
 
 std::size_t DiskCore::expire() {
@@ -169,7 +169,7 @@ std::size_t DiskCore::expire() {
     DiskCalls one;
     {
       const std::lock_guard lock(mutex_);
-      for (DiskCalls* const queue : {&reads_, &writes_, &unsummed_}) {
+      for (DiskCalls* const queue : {&reads_, &writes_, &summed_, &unsummed_}) {
         const auto late = std::ranges::find_if(*queue, is_late);
         if (late == queue->end()) continue;
         one.splice(one.begin(), *queue, late);
@@ -230,20 +230,32 @@ bool DiskCore::next(std::size_t number, DiskStep& step) {
 }
 
 // The disk comes first: it is what everybody waits for. But what was read does not wait for it, and
-// reading stops where too much is to be verified. What is to be written is summed as early as can
-// be: by the time that it is written it has left the processor's caches, from which a disk is
-// slower to fetch it than from memory.
+// reading stops where too much is to be verified.
 DiskCalls* DiskCore::ready(DiskStep::Kind& kind) {
   const auto most = static_cast<std::size_t>(options_.workers);
   kind = DiskStep::Kind::move;
   const bool others_verify = unverified_.empty() || moving_ + 1 < alive_;
   if (moving_ < most && unverified_.size() <= most && others_verify) {
     if (!reads_.empty()) return &reads_;
-    if (!writes_.empty()) return &writes_;
+    if (DiskCalls& writes = next_write(); !writes.empty()) return &writes;
   }
   kind = DiskStep::Kind::sum;
   if (!unverified_.empty()) return &unverified_;
-  return unsummed_.empty() ? nullptr : &unsummed_;
+  return unsummed_.empty() || !may_sum_write() ? nullptr : &unsummed_;
+}
+
+// Neither kind waits for the last of the other.
+DiskCalls& DiskCore::next_write() {
+  if (summed_.empty()) return writes_;
+  if (writes_.empty()) return summed_;
+  return writes_.front().queued <= summed_.front().queued ? writes_ : summed_;
+}
+
+bool DiskCore::may_sum_write() const {
+  constexpr std::size_t ahead = 2;
+  const auto most = static_cast<std::size_t>(options_.workers);
+  const bool disk_is_at_work = moving_ > 0 && 4 * moving_ >= most;
+  return summed_.size() < ahead && summing_ < (disk_is_at_work ? 1 : most - moving_);
 }
 
 bool DiskCore::begin(DiskStep& step) {
@@ -275,7 +287,7 @@ void DiskCore::take(DiskStep& step, HeaderBlock& block) noexcept {
       goes_on = false;
     }
     if (goes_on) {
-      DiskCalls& next = moves ? unverified_ : writes_;
+      DiskCalls& next = moves ? unverified_ : summed_;
       next.splice(next.end(), step.one);
       return;
     }
@@ -320,7 +332,7 @@ DiskCloseReport DiskCore::close(std::chrono::nanoseconds within) {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    for (DiskCalls* const queue : {&reads_, &writes_, &unsummed_})
+    for (DiskCalls* const queue : {&reads_, &writes_, &summed_, &unsummed_})
       dropped.splice(dropped.end(), *queue);
     callers_ += dropped.size();
   }

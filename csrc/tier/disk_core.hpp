@@ -39,6 +39,10 @@ using DiskCalls = std::list<DiskCall>;
 // by whichever worker is free: one whose move has ended begins the next at once, so that no move
 // waits for a worker to wake. What is small is summed by the worker that moves it, which takes less
 // time than to wake another; so is all of a tier without workers, by whoever calls.
+//
+// A write is summed shortly before its turn, so that where the disk's driver reads by the processor
+// it still is in the caches; and no more are summed at once than keep the disk at work, because it
+// reads the same memory. Together 0.02 to 0.04 of a virtual disk's speed, and 0.1 of a tmpfs's.
 struct DiskStep {
   enum class Kind : std::uint8_t { move, sum };
   Kind kind = Kind::move;
@@ -102,6 +106,8 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   // With the lock held.
   [[nodiscard]] DiskSubmit admit(DiskCall& call);
   [[nodiscard]] DiskCalls* ready(DiskStep::Kind& kind);
+  [[nodiscard]] DiskCalls& next_write();
+  [[nodiscard]] bool may_sum_write() const;
   [[nodiscard]] bool is_more_ready();
   [[nodiscard]] bool begin(DiskStep& step);
   void settle(const DiskCall& call, Ended& ended) noexcept;
@@ -128,7 +134,7 @@ class DiskCore : public std::enable_shared_from_this<DiskCore> {
   std::shared_ptr<Volume> volume_;
   std::vector<FoundSlot> found_, superseded_;
   std::vector<SlotUse> slots_;
-  DiskCalls reads_, writes_;              // to be moved
+  DiskCalls reads_, writes_, summed_;     // to be moved; in `summed_` writes, as in:
   DiskCalls unverified_, unsummed_;       // reads and writes, to be summed
   std::size_t moving_ = 0, summing_ = 0;  // of `summing_` only writes
   std::size_t callers_ = 0;  // calls in the hands of who called: there are no workers, or they were

@@ -109,6 +109,54 @@ TEST_F(LargeBlocks, WhatIsToBeWrittenIsSummedWhileTheDiskStandsStill) {
   EXPECT_EQ(late.wait_for(1).at(0).outcome, DiskOutcome::ok);
 }
 
+TEST_F(LargeBlocks, NoMoreIsSummedThanTheDiskIsAboutToTake) {
+  DiskSlots& tier = world.open();
+  world.files->set_plan(gate.plan("write"));
+  Ended ended, wrong;
+  for (SlotIndex slot = 0; slot < 3; ++slot) {
+    ASSERT_EQ(try_put(slot, ended.done()), DiskSubmit::accepted);
+    ASSERT_TRUE(gate.has_seen(1));
+  }
+  ASSERT_EQ(try_put(3, wrong.done(), 1), DiskSubmit::accepted);
+  // A sum takes a fraction of a millisecond.
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(wrong.count(), 0);
+  EXPECT_EQ(tier.stats().queued, 3);
+  gate.open();
+  EXPECT_EQ(wrong.wait_for(1).at(0).outcome, DiskOutcome::bad_data_sum);
+  for (const DiskResult& result : ended.wait_for(3)) EXPECT_EQ(result.outcome, DiskOutcome::ok);
+}
+
+// Small ones are not summed apart, and wait in another list.
+TEST_F(LargeBlocks, SmallAndLargeOnesAreWrittenInTheOrderInWhichTheyCame) {
+  DiskSlots& tier = world.open();
+  world.files->set_plan(gate.plan("write"));
+  std::mutex mutex;
+  std::vector<int> order;
+  Ended ended;
+  const auto done = [&](int which) {
+    return [&, which, told = ended.done()](const DiskResult& result) {
+      {
+        const std::lock_guard lock(mutex);
+        order.push_back(which);
+      }
+      told(result);
+    };
+  };
+  ASSERT_EQ(try_put(0, done(0)), DiskSubmit::accepted);
+  ASSERT_TRUE(gate.has_seen(1));
+  ASSERT_EQ(try_put(1, done(1)), DiskSubmit::accepted);
+  ASSERT_EQ(tier.try_erase(5, done(2)), DiskSubmit::accepted);
+  Ended wrong;
+  ASSERT_EQ(try_put(4, wrong.done(), 1), DiskSubmit::accepted);
+  EXPECT_EQ(wrong.wait_for(1).at(0).outcome, DiskOutcome::bad_data_sum);  // so 1 is summed
+  ASSERT_EQ(try_put(2, done(3)), DiskSubmit::accepted);
+  ASSERT_EQ(tier.try_erase(3, done(4)), DiskSubmit::accepted);
+  gate.open();
+  for (const DiskResult& result : ended.wait_for(5)) EXPECT_EQ(result.outcome, DiskOutcome::ok);
+  EXPECT_EQ(std::vector(order.begin(), order.begin() + 3), (std::vector{0, 1, 2}));
+}
+
 TEST_F(LargeBlocks, WhatWasReadIsVerifiedWhileTheDiskStandsStill) {
   world.options.workers = 1;
   world.open();
@@ -174,12 +222,13 @@ TEST_F(LargeBlocks, ClosingTellsWhatIsSummedAndWaitsForItsTurn) {
   Buffer target(payload);
   ASSERT_EQ(try_put(0, running.done()), DiskSubmit::accepted);
   ASSERT_TRUE(gate.has_seen(1));
-  for (SlotIndex slot = 1; slot < 4; ++slot)
+  ASSERT_EQ(try_put(1, waiting.done()), DiskSubmit::accepted);
+  Ended wrong;
+  ASSERT_EQ(try_put(4, wrong.done(), 1), DiskSubmit::accepted);
+  EXPECT_EQ(wrong.wait_for(1).at(0).outcome, DiskOutcome::bad_data_sum);  // so 1 is summed
+  for (SlotIndex slot = 2; slot < 4; ++slot)  // and 2 will be, but not 3
     ASSERT_EQ(try_put(slot, waiting.done()), DiskSubmit::accepted);
   ASSERT_EQ(try_get(5, generation, target, read.done()), DiskSubmit::accepted);
-  Ended wrong;  // the last to be summed
-  ASSERT_EQ(try_put(4, wrong.done(), 1), DiskSubmit::accepted);
-  EXPECT_EQ(wrong.wait_for(1).at(0).outcome, DiskOutcome::bad_data_sum);
   ASSERT_TRUE(comes_true([&] { return tier.stats().running == 1; }));
   const DiskCloseReport report = tier.close(std::chrono::nanoseconds(0));
   EXPECT_EQ(report.dropped, 4);
