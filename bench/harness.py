@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,8 +93,9 @@ Goal = AtMost | Faster | AtMostNs
 class Versus:
     """Times a subject beside its baselines, round by round, inside pytest-benchmark.
 
-    Each round runs the baselines, in an order that changes, and then the subject. What counts is
-    the median of the per-round ratios. One round more warms up and does not count.
+    Each round runs the baselines, in an order drawn anew, and then the subject: with an order that
+    only turns, most baselines always run behind the same other one, and feel what it leaves behind.
+    What counts is the median of the per-round ratios. One round more warms up and does not count.
     """
 
     benchmark: Any
@@ -126,14 +128,10 @@ class Versus:
         seconds: dict[str, list[float]] = {key: [] for key in [name, *there]}
         timed = _timed(subject)
         load = [os.getloadavg()[0]]
-        turn = 0
+        draw = random.Random(self.question)
 
         def run_baselines() -> None:
-            nonlocal turn
-            names = list(there)
-            first = turn % max(len(names), 1)
-            turn += 1
-            for key in names[first:] + names[:first]:
+            for key in draw.sample(list(there), len(there)):
                 seconds[key].append(_seconds_of(there[key]))
             timed.before()
 

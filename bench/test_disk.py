@@ -83,7 +83,7 @@ def test_blocks_of_2_mib_on_disk(
         goals=[AtMost(1 / 0.95, LOOP), *goals],
         name="kvmem disk tier" if disk.direct else "kvmem disk tier, buffered",
         moved_bytes=blocks * BLOCK_BYTES,
-        rounds=9,
+        rounds=25,
     )
     disk.clear()
     disk.tier_read()
