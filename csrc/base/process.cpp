@@ -13,7 +13,7 @@ namespace kvmem {
 namespace detail {
 constinit std::atomic<std::uint32_t> fork_generation{0};
 constinit std::atomic<bool> exiting{false};
-constinit std::atomic<std::uint32_t> driver_calls{0};
+constinit std::atomic<std::uint32_t> device_work{0};
 }  // namespace detail
 
 namespace {
@@ -22,7 +22,7 @@ namespace {
 const int handlers_installed = [] {
   pthread_atfork(nullptr, nullptr, [] {
     detail::fork_generation.fetch_add(1, std::memory_order_relaxed);
-    detail::driver_calls.store(0);  // of threads that are not here
+    detail::device_work.store(0);  // of threads that are not here
   });
   std::atexit([] { set_process_exiting(); });
   return 1;
@@ -40,7 +40,7 @@ void detail::throw_forked(const char* what) {
 
 void set_process_exiting() noexcept {
   detail::exiting.store(true);
-  for (int ms = 0; ms < 1000 && detail::driver_calls.load() > 0; ++ms)
+  for (int ms = 0; ms < 1000 && detail::device_work.load() > 0; ++ms)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 

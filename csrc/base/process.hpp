@@ -15,24 +15,25 @@ namespace kvmem {
 namespace detail {  // read by every call, so they are read in place
 extern std::atomic<std::uint32_t> fork_generation;
 extern std::atomic<bool> exiting;
-extern std::atomic<std::uint32_t> driver_calls;
+extern std::atomic<std::uint32_t> device_work;
 [[noreturn]] void throw_forked(const char* what);
 }  // namespace detail
 
 [[nodiscard]] inline bool process_is_exiting() noexcept {
   return detail::exiting.load(std::memory_order_acquire);
 }
-// Also called by an atexit handler of ours. Waits, at most a second, for calls of a driver that are
-// under way: the driver may be torn down next.
+// Also called by an atexit handler of ours. Waits, at most a second, for what devices have under
+// way: a driver may be torn down next, or memory freed that is copied.
 void set_process_exiting() noexcept;
 
-// A thread is in a call of a driver for as long as this lives, or finds that the exit has begun.
-class DriverCall {
+// A thread is in a call of a driver, or moves bytes, for as long as this lives; or it finds that
+// the exit has begun.
+class DeviceWork {
  public:
-  DriverCall() noexcept { detail::driver_calls.fetch_add(1); }
-  DriverCall(const DriverCall&) = delete;
-  DriverCall& operator=(const DriverCall&) = delete;
-  ~DriverCall() { detail::driver_calls.fetch_sub(1); }
+  DeviceWork() noexcept { detail::device_work.fetch_add(1); }
+  DeviceWork(const DeviceWork&) = delete;
+  DeviceWork& operator=(const DeviceWork&) = delete;
+  ~DeviceWork() { detail::device_work.fetch_sub(1); }
   [[nodiscard]] static bool may_begin() noexcept { return !detail::exiting.load(); }
 };
 

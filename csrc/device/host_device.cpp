@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -229,6 +230,7 @@ ModelCopy* CpuDevice::copy_with_pieces() const noexcept {
   return nullptr;
 }
 
+// Once the process exits, what is taken is never moved: the program's memory may be gone.
 bool CpuDevice::copy_one_piece(ModelCopy& copy, Lock& held) noexcept {
   const Piece piece = take_piece(copy);
   ++moving_;
@@ -236,10 +238,15 @@ bool CpuDevice::copy_one_piece(ModelCopy& copy, Lock& held) noexcept {
   held.unlock();
   if (helper) helper->called.notify_one();
   const Nanoseconds since = now();
-  const std::size_t moved = piece.move_bytes();
+  std::optional<std::size_t> moved;
+  {
+    const DeviceWork work;
+    if (DeviceWork::may_begin()) moved = piece.move_bytes();
+  }
   held.lock();
   --moving_;
-  if (most_bytes_per_second_ > 0) hold_to_speed(moved, since, held);
+  if (!moved) return false;
+  if (most_bytes_per_second_ > 0) hold_to_speed(*moved, since, held);
   if (--copy.pieces_running > 0 || !all_taken(copy)) return false;
   return model_.ended(&copy, now());
 }

@@ -6,9 +6,9 @@
 // piece of a copy passes the events behind it and moves progress(); no other thread is needed.
 //
 // The owner must be quiet when the device is dropped: work still pending then is dropped, after the
-// piece that each worker is in. A device dropped while the process exits, or in a forked child, is
-// leaked whole. In a forked child every call throws Forked, but query() answers `lost` and the
-// other noexcept calls do nothing.
+// piece that each worker is in. Once the process exits, no byte is moved any more: what is pending
+// stays so. A device dropped then, or in a forked child, is leaked whole. In a forked child every
+// call throws Forked, but query() answers `lost` and the other noexcept calls do nothing.
 #pragma once
 
 #include <memory>

@@ -106,13 +106,13 @@ TEST_P(CudaThreads, ASmallNumberIsNoEvent) {
   EXPECT_THROW(static_cast<void>(runtime->mark_event(7)), InvalidArgument);
 }
 
-TEST(DriverCalls, TheExitWaitsForThoseUnderWayAndNoneBeginsBehindIt) {
+TEST(DeviceWorkAtExit, TheExitWaitsForThoseUnderWayAndNoneBeginsBehindIt) {
   const pid_t child = fork();
   if (child == 0) {
     std::atomic<bool> begun{false}, ended{false};
     std::thread calling([&] {
-      const DriverCall now;
-      begun = DriverCall::may_begin();
+      const DeviceWork now;
+      begun = DeviceWork::may_begin();
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       ended = true;
     });
@@ -120,16 +120,16 @@ TEST(DriverCalls, TheExitWaitsForThoseUnderWayAndNoneBeginsBehindIt) {
     set_process_exiting();
     const bool waited = ended;
     calling.join();
-    const DriverCall late;
-    _exit(waited && !DriverCall::may_begin() ? 0 : 1);
+    const DeviceWork late;
+    _exit(waited && !DeviceWork::may_begin() ? 0 : 1);
   }
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
 }
 
-TEST(DriverCalls, AChildDoesNotWaitForThoseOfItsParent) {
-  const DriverCall now;
+TEST(DeviceWorkAtExit, AChildDoesNotWaitForThoseOfItsParent) {
+  const DeviceWork now;
   const pid_t child = fork();
   if (child == 0) {
     const auto start = std::chrono::steady_clock::now();

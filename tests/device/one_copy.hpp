@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ inline Bytes filled(std::size_t bytes, int value) {
 // One copy, with arrays that live as long as it does.
 class OneCopy {
  public:
-  OneCopy(Bytes& target, const Bytes& source)
+  OneCopy(std::span<std::byte> target, std::span<const std::byte> source)
       : target_(target.data()), source_(source.data()), bytes_(source.size()) {}
   OneCopy(const OneCopy&) = delete;
   OneCopy& operator=(const OneCopy&) = delete;

@@ -425,6 +425,31 @@ def start_seconds() -> float:
     return _start_seconds[0]
 
 
+def test_no_memory_is_copied_that_is_freed_while_the_process_ends() -> None:
+    """Public failure 155: the arrays of a module go before the threads that copy them."""
+    ran = run_child(
+        """
+    import atexit, time
+    def free():
+        before = transfer.state
+        del arrays[:]
+        time.sleep(0.2)
+        print(before, transfer.state)
+    atexit.register(free)  # runs when kvmem has heard of the end
+    import numpy as np
+    import kvmem
+    from kvmem.testing import slow_host_device
+
+    device = slow_host_device(gbps=0.1, workers=2)
+    arrays = [np.ones((32, 2 << 20), np.uint8)]  # so large that it is unmapped when it is freed
+    layout = kvmem.KVLayout.from_arrays(arrays)
+    manager = kvmem.Manager(device, layout, host_bytes="64MiB")
+    transfer = manager.offload(list(range(32)), after=kvmem.READY)
+    """
+    )
+    assert (ran.stderr, ran.stdout, ran.returncode) == ("", "in_flight in_flight\n", 0)
+
+
 def test_an_atexit_handler_that_was_there_before_kvmem_may_close_too() -> None:
     """It runs when nothing moves any more, and says so instead of waiting."""
     ran = run_child(

@@ -33,8 +33,8 @@ bool is_about_capture(Error error) noexcept {
 
 Error Calls::run(const Work& work, bool stays) {
   mark_.expect_same_process("the device");
-  const DriverCall now;
-  if (!DriverCall::may_begin())
+  const DeviceWork now;
+  if (!DeviceWork::may_begin())
     throw Closed("the process is exiting: the device is not called any more");
   if (lost()) expect_success("the device is lost", lost_by_.load());
   const Functions& call = runtime_->call;
@@ -86,8 +86,8 @@ Error Calls::run_elsewhere(const Work& work) {
 }
 
 void Calls::adopt_thread() noexcept {
-  const DriverCall now;
-  if (DriverCall::may_begin() && !mark_.forked() && !lost())
+  const DeviceWork now;
+  if (DeviceWork::may_begin() && !mark_.forked() && !lost())
     static_cast<void>(note(runtime_->call.set_device(ordinal_)));
 }
 
