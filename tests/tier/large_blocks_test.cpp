@@ -1,4 +1,8 @@
 // Large blocks: their sums are taken beside the calls on the disk, which may stand still meanwhile.
+#include <mutex>
+#include <string_view>
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include "base/crc32c.hpp"
@@ -130,31 +134,30 @@ TEST_F(LargeBlocks, NoMoreIsSummedThanTheDiskIsAboutToTake) {
 // Small ones are not summed apart, and wait in another list.
 TEST_F(LargeBlocks, SmallAndLargeOnesAreWrittenInTheOrderInWhichTheyCame) {
   DiskSlots& tier = world.open();
-  world.files->set_plan(gate.plan("write"));
   std::mutex mutex;
-  std::vector<int> order;
-  Ended ended;
-  const auto done = [&](int which) {
-    return [&, which, told = ended.done()](const DiskResult& result) {
-      {
-        const std::lock_guard lock(mutex);
-        order.push_back(which);
-      }
-      told(result);
-    };
-  };
-  ASSERT_EQ(try_put(0, done(0)), DiskSubmit::accepted);
+  std::vector<std::uint64_t> order;
+  world.files->set_plan([&, held = gate.plan("write")](const MemoryFiles::Call& call) {
+    if (std::string_view(call.what) == "write") {
+      const std::lock_guard lock(mutex);
+      order.push_back(call.at / slot_bytes);
+    }
+    return held(call);
+  });
+  Ended ended, wrong;
+  ASSERT_EQ(try_put(0, ended.done()), DiskSubmit::accepted);
   ASSERT_TRUE(gate.has_seen(1));
-  ASSERT_EQ(try_put(1, done(1)), DiskSubmit::accepted);
-  ASSERT_EQ(tier.try_erase(5, done(2)), DiskSubmit::accepted);
-  Ended wrong;
+  ASSERT_EQ(try_put(1, ended.done()), DiskSubmit::accepted);
+  ASSERT_EQ(tier.try_erase(5, ended.done()), DiskSubmit::accepted);
   ASSERT_EQ(try_put(4, wrong.done(), 1), DiskSubmit::accepted);
   EXPECT_EQ(wrong.wait_for(1).at(0).outcome, DiskOutcome::bad_data_sum);  // so 1 is summed
-  ASSERT_EQ(try_put(2, done(3)), DiskSubmit::accepted);
-  ASSERT_EQ(tier.try_erase(3, done(4)), DiskSubmit::accepted);
+  ASSERT_EQ(try_put(2, ended.done()), DiskSubmit::accepted);
+  ASSERT_EQ(tier.try_erase(3, ended.done()), DiskSubmit::accepted);
   gate.open();
   for (const DiskResult& result : ended.wait_for(5)) EXPECT_EQ(result.outcome, DiskOutcome::ok);
-  EXPECT_EQ(std::vector(order.begin(), order.begin() + 3), (std::vector{0, 1, 2}));
+  world.files->set_plan(nullptr);
+  ASSERT_EQ(order.size(), 5U);
+  // The third may be summed too late to be before the last.
+  EXPECT_EQ(std::vector(order.begin(), order.begin() + 3), (std::vector<std::uint64_t>{0, 1, 5}));
 }
 
 TEST_F(LargeBlocks, WhatWasReadIsVerifiedWhileTheDiskStandsStill) {
@@ -226,16 +229,32 @@ TEST_F(LargeBlocks, ClosingTellsWhatIsSummedAndWaitsForItsTurn) {
   Ended wrong;
   ASSERT_EQ(try_put(4, wrong.done(), 1), DiskSubmit::accepted);
   EXPECT_EQ(wrong.wait_for(1).at(0).outcome, DiskOutcome::bad_data_sum);  // so 1 is summed
-  for (SlotIndex slot = 2; slot < 4; ++slot)  // and 2 will be, but not 3
-    ASSERT_EQ(try_put(slot, waiting.done()), DiskSubmit::accepted);
   ASSERT_EQ(try_get(5, generation, target, read.done()), DiskSubmit::accepted);
   ASSERT_TRUE(comes_true([&] { return tier.stats().running == 1; }));
   const DiskCloseReport report = tier.close(std::chrono::nanoseconds(0));
-  EXPECT_EQ(report.dropped, 4);
+  EXPECT_EQ(report.dropped, 2);
   EXPECT_EQ(report.running, 1);
-  for (const DiskResult& result : waiting.wait_for(3))
-    EXPECT_EQ(result.outcome, DiskOutcome::closed);
+  EXPECT_EQ(waiting.wait_for(1).at(0).outcome, DiskOutcome::closed);
   EXPECT_EQ(read.wait_for(1).at(0).outcome, DiskOutcome::closed);
+  gate.open();
+  EXPECT_EQ(tier.close(std::chrono::hours(1)).running, 0);
+  EXPECT_EQ(running.wait_for(1).at(0).outcome, DiskOutcome::ok);
+}
+
+TEST_F(LargeBlocks, ClosingTellsWhatIsNotSummedYetOrJustNow) {
+  DiskSlots& tier = world.open();
+  world.files->set_plan(gate.plan("write"));
+  Ended running, waiting;
+  ASSERT_EQ(try_put(0, running.done()), DiskSubmit::accepted);
+  ASSERT_TRUE(gate.has_seen(1));
+  for (SlotIndex slot = 1; slot < 5; ++slot)
+    ASSERT_EQ(try_put(slot, waiting.done()), DiskSubmit::accepted);
+  const DiskCloseReport report = tier.close(std::chrono::nanoseconds(0));
+  EXPECT_GE(report.dropped, 3);  // at most one is just being summed
+  EXPECT_LE(report.dropped, 4);
+  EXPECT_GE(report.running, 1);
+  for (const DiskResult& result : waiting.wait_for(4))
+    EXPECT_EQ(result.outcome, DiskOutcome::closed);
   gate.open();
   EXPECT_EQ(tier.close(std::chrono::hours(1)).running, 0);
   EXPECT_EQ(running.wait_for(1).at(0).outcome, DiskOutcome::ok);
